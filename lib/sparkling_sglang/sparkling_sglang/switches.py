@@ -1,0 +1,54 @@
+"""The environment variables that this plugin obeys, read in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FP8_HEAD = "SPARKLING_FP8_LM_HEAD"
+SHARE_HEAD = "SPARKLING_SHARE_HEAD"
+STATUS_FILE = "SPARKLING_STATUS_FILE"
+CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
+
+
+def _on(env: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """True for 1/true/yes/on in any case, ``default`` when the variable is unset or empty."""
+    value = env.get(name, "").strip().lower()
+    return default if not value else value in ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the environment asks for.
+
+    ``share_head`` hands the target's whole LM-head module to the NEXTN draft. It follows
+    ``fp8_head`` unless ``SPARKLING_SHARE_HEAD`` says otherwise: 0 reproduces the trap in which the
+    draft reads a quantized weight without its scales.
+    """
+
+    cpu_engine: bool
+    fp8_head: bool
+    share_head: bool
+    status_file: str | None
+
+    @property
+    def idle(self) -> bool:
+        """True when there is nothing for this plugin to do."""
+        return not (self.cpu_engine or self.fp8_head or self.share_head or self.status_file)
+
+    def ids(self) -> dict[str, bool]:
+        """Switch ids as recipes and the status file name them."""
+        return {"fp8-head": self.fp8_head, "share-head": self.share_head}
+
+
+def read(env: Mapping[str, str] | None = None) -> Switches:
+    """Read the switches from ``env`` (default: ``os.environ``)."""
+    env = os.environ if env is None else env
+    fp8_head = _on(env, FP8_HEAD)
+    return Switches(
+        cpu_engine=_on(env, CPU_ENGINE),
+        fp8_head=fp8_head,
+        share_head=_on(env, SHARE_HEAD, default=fp8_head),
+        status_file=env.get(STATUS_FILE) or None,
+    )
