@@ -52,21 +52,24 @@ def register() -> None:
     if reason:
         logger.warning(reason)
         return
+    from sparkling_sglang import fp8_head, share_head, status  # these import torch
+
     here = role()
     patches = Patches()
     if wanted.cpu_engine and here == "main":
         from sparkling_sglang.cpu import arguments
 
         arguments.register(patches)
+    if wanted.fp8_head and here == "main":
+        fp8_head.register_main(patches)
     if here == "scheduler":
         names = ["cpu.model", "cpu.moe", "cpu.sampling"] if wanted.cpu_engine else []
         names += ["fp8_head"] if wanted.fp8_head else []
-        names += ["share_head"] if wanted.share_head else []
         for name in names:
             part = _part(name)
             if part:
                 part.register(patches)
-        status = _part("status")
-        if status:
-            status.start(patches, wanted)
+        share_head.register(patches, hand_over=wanted.share_head)
+        # Last, so that its hooks see what the others have done.
+        status.start(patches, wanted)
     patches.apply()
