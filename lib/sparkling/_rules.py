@@ -61,9 +61,23 @@ class Settings:
     env: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
 
-    def apply(self, delta: Delta) -> None:
-        """Lay `delta` over this. A replaced flag keeps its place in the order."""
+    def apply(self, delta: Delta, *, strict: bool = False) -> None:
+        """Lay `delta` over this. A replaced flag keeps its place in the order.
+
+        `strict` refuses a value that changes nothing: a stage's delta is what it really differs in.
+        """
         where = delta.where
+        if strict:
+            for kind, have, new in (
+                ("flags", self.flags, delta.flags),
+                ("env", self.env, delta.env),
+            ):
+                for name, value in new.items():
+                    if name in have and have[name] == value:
+                        raise UsageError(
+                            f"{self.shown}, table [{where}.{kind}], key {name}: is what the parent "
+                            "has already."
+                        )
         for kind, have, names in (
             ("flags", self.flags, delta.unset_flags),
             ("env", self.env, delta.unset_env),

@@ -203,11 +203,11 @@ def _choose(kind: str, env: Mapping[str, str], probe: Probe) -> tuple[str, str]:
     seen = probe()
     for gpu in seen.gpus:
         if gpu.is_spark:
-            return "spark", f"Lane spark: this machine has an {gpu.name} ({seen.note})."
+            return "spark", f"Lane spark: the GPU is {gpu.name} ({seen.note})."
     if seen.gpus:
         gpu = seen.gpus[0]
         detail = f", compute capability {gpu.capability}" if gpu.capability else ""
-        return "gpu", f"Lane gpu: this machine has an {gpu.name}{detail}, which is not a GB10."
+        return "gpu", f"Lane gpu: the GPU is {gpu.name}{detail}, not a GB10."
     return "cpu", f"Lane cpu: no NVIDIA GPU was found ({seen.note})."
 
 
@@ -218,6 +218,14 @@ def _place(env: Mapping[str, str], name: str) -> Path | None:
     told = env.get(name, "").strip()
     # `absolute`, not `resolve`: a virtual environment's python is a link that must stay one.
     return Path(os.path.normpath(Path(told).expanduser().absolute())) if told else None
+
+
+def runs_folder(env: Mapping[str, str] = os.environ) -> Path:
+    """Return where runs are kept, looking at neither the recipe nor the GPU.
+
+    `sparkling stop` must work when a recipe is broken or a driver is wedged.
+    """
+    return _place(env, "SPARKLING_RUNS") or find_root(env) / "runs"
 
 
 def detect(

@@ -316,7 +316,7 @@ class Recipe:
         settings = Settings(self.shown, known, gpus=self.gpus)
         settings.apply(self.shared)
         for step in reversed(chain):
-            settings.apply(step.delta)
+            settings.apply(step.delta, strict=True)
         switches = settings.switches()
 
         overlay: list[Variant] = []
@@ -472,7 +472,9 @@ class _Loader:
                 f"{', '.join(_flags.versions())}); write one with scripts/dump_flags.py",
             )
         self.known = known
-        shared = self._delta(top.table("shared"), unsets=False)
+        shared_table = top.table("shared")
+        shared = self._delta(shared_table, unsets=False)
+        shared_table.close()
         stages = self._stages()
         recipe = Recipe(
             name=self._name(top, top.take("name", str), "name"),
