@@ -10,9 +10,11 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sparkling import metrics
 from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
 from sparkling.live import Live
+from sparkling.metrics import shown
 
 MARK = {True: "✓", False: "✗", None: "?"}
 STATE_MARK = {"live": "✓", "off": "✓", "not live": "✗", "not off": "✗", "cannot tell": "?"}
@@ -288,8 +290,6 @@ def _telling(log: list[str], limit: int) -> list[str]:
 
 def reply(r: Any) -> View:
     """One answer: its text, its reasoning folded away, its times with their definitions."""
-    from sparkling import metrics
-
     parts = []
     if r.reasoning:
         parts.append(
@@ -299,47 +299,52 @@ def reply(r: Any) -> View:
                 "Reasoning:\n" + textwrap.indent(r.reasoning.strip(), "  "),
             )
         )
-    answer = r.text or ("(no text)" if not r.tool_calls else "")
-    if answer:
-        parts.append(View(f"<pre>{esc(answer)}</pre>", answer))
-    for call in r.tool_calls or ():
-        line = f"tool call: {call.name}({call.arguments})"
-        parts.append(View(f"<pre>{esc(line)}</pre>", line))
+    calls = [f"tool call: {c.name}({c.arguments})" for c in r.tool_calls]
+    calls += [f"broken tool call, not to be run: {c.name}" for c in r.broken_calls]
+    for text in [r.text or ("" if calls else "(no text)"), *calls]:
+        if text:
+            parts.append(View(f"<pre>{esc(text)}</pre>", text))
     if r.problem:
-        parts.append(note(f"Not complete: {r.problem}", strong=True))
-    parts.append(
-        table(
-            [
-                ["first token after", _unit(metrics.ttft_s(r), "s"), "request sent to first text"],
-                [
-                    "decode rate",
-                    _unit(metrics.decode_rate(r), "tokens/s"),
-                    "(tokens − 1) ÷ (last − first chunk), tokens as the server counts them",
-                ],
-                [
-                    "tokens",
-                    f"{r.prompt_tokens} in, {r.completion_tokens} out",
-                    f"{r.cached_tokens or 0} of the prompt came from the cache",
-                ],
-                [
-                    "end",
-                    r.finish_reason or "none",
-                    "stop: the model ended; length: max_tokens reached",
-                ],
-            ],
-            ["", "value", "definition"],
-        )
-    )
+        parts.append(note(f"Not complete: {r.problem}.", strong=True))
+    parts += [note(f"Note: {w}") for w in r.warnings]
+    cached = "" if r.cached_tokens is None else f" ({r.cached_tokens} from the cache)"
+    rows = [
+        ["first token", shown(metrics.ttft_s(r), 3, "s"), "from sending the request"],
+        [
+            "decode rate",
+            shown(metrics.decode_rate(r), 1, "tokens/s"),
+            "tokens after the first chunk ÷ (last − first chunk), as the server counts them",
+        ],
+        ["tokens", f"{r.prompt_tokens}{cached} in, {r.completion_tokens} out", "server's count"],
+        ["end", r.finish_reason or "none", "stop: the model ended; length: max_tokens reached"],
+    ]
+    if r.spec:
+        length = f"{r.spec.accept_length:.2f}"
+        rows.insert(2, ["accept length", length, f"tokens kept ÷ {r.spec.rounds} rounds"])
     view = parts[0]
     for part in parts[1:]:
         view += part
-    return view
+    return view + table(rows, ["", "value", "definition"])
 
 
-def _unit(value: float | None, unit: str) -> str:
-    return (
-        "n/a" if value is None else f"{value:.3g} {unit}" if value < 10 else f"{value:.1f} {unit}"
+def endpoint(url: str, model: str, *, key: bool) -> View:
+    """How to call a running server from another program."""
+    base = url.rstrip("/").removesuffix("/v1") + "/v1"
+    header = ' -H "Authorization: Bearer $SPARKLING_API_KEY"' if key else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    code = "\n".join(
+        [
+            "# from a shell on this machine",
+            f"curl {base}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'",
+            "",
+            "# from Python",
+            "from openai import OpenAI",
+            f'client = OpenAI(base_url="{base}", api_key='
+            + ('os.environ["SPARKLING_API_KEY"])' if key else '"none")'),
+            f'client.chat.completions.create(model="{model}", messages=[...])',
+        ]
     )
+    return View(f"<pre>{esc(code)}</pre>", code)
 
 
 def ladder(summary: Any, **options: Any) -> View:
