@@ -59,6 +59,7 @@ class Live:
         self._handle: Any = None
         self._line_open = False
         self._ended = False
+        self._rates: dict[tuple[Any, Any], list[float | None]] = {}
 
     def update(
         self, rows: Sequence[Mapping[str, Any]] | None = None, *, note: str | None = None
@@ -69,6 +70,23 @@ class Live:
         if note is not None:
             self._note = note
         self._show(force=False)
+
+    def progress(self, done: int, total: int, row: Mapping[str, Any]) -> None:
+        """What `bench.run` calls after every row: one line a workload, the newest rates as bars."""
+        key = (row.get("arm"), row.get("workload"))
+        rates = self._rates.setdefault(key, [])
+        rates.append(row.get("decode_rate"))
+        rows = [
+            {
+                "arm": arm,
+                "workload": workload,
+                "rows": len(values),
+                "newest": "n/a" if values[-1] is None else f"{values[-1]:.1f} tokens/s",
+                "rates": spark(values),
+            }
+            for (arm, workload), values in self._rates.items()
+        ]
+        self.update(rows, note=f"{done} of {total}")
 
     def end(self, note: str | None = None) -> None:
         """Show the final state; later updates are ignored."""

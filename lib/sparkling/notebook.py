@@ -63,9 +63,7 @@ from sparkling.errors import UsageError
 from sparkling.files import read_json
 from sparkling.live import in_kernel
 from sparkling.recipe import Launch
-
-ROWS = "rows"
-"""Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
+from sparkling.report import ROWS, ladder_rows, machine_of
 
 
 def begin(
@@ -240,7 +238,10 @@ class Session:
 
     def ladder(self) -> show.View:
         """Every arm that this run has measured, as one picture."""
-        return show.ladder(bench.ladder(self.run.all_rows(ROWS)))
+        rows = ladder_rows(self.run)
+        if not rows:
+            return show.note("Nothing is measured in this run yet.")
+        return show.ladder(bench.ladder(rows), where=machine_of(rows))
 
     def ask(self, question: str, *, max_tokens: int = 256, **options: Any) -> show.View:
         """One streamed chat request, shown with its times. Options as `Client.chat` takes them."""

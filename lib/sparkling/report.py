@@ -37,6 +37,8 @@ blockquote { border-left: 4px solid #d9a400; margin: .5rem 0; padding: .3rem .8r
 }
 """
 NAME = "report.html"
+ROWS = "rows"
+"""Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
 GOOD = ("ok", "kept")
 
 
@@ -92,7 +94,9 @@ def _head(run: Run, timings: Mapping[str, Any]) -> str:
         return f"<h1>Sparkling</h1><p class='dim'>{esc(line)}</p>"
     names = timings["notebooks"]
     good = sum(n["verdict"] in GOOD for n in names)
-    state, css = ("everything passed", "good") if timings["ok"] else ("NOT everything passed", "bad")
+    state, css = (
+        ("everything passed", "good") if timings["ok"] else ("NOT everything passed", "bad")
+    )
     return (
         f"<h1>Sparkling</h1><p class='dim'>{esc(line)}</p>"
         f"<p class='{css}'><b>{good} of {len(names)} notebooks ran to their end in "
@@ -100,11 +104,32 @@ def _head(run: Run, timings: Mapping[str, Any]) -> str:
     )
 
 
+def ladder_rows(run: Run) -> list[dict[str, Any]]:
+    """The rows to make the run's ladder of: those of the notebook that measured most arms, since
+    arms measured one after the other compare best; else all rows of the run."""
+    best: list[dict[str, Any]] = []
+    most = 1
+    for folder in sorted(p for p in run.dir.iterdir() if p.is_dir()):
+        rows = run.rows(ROWS, notebook=folder.name)
+        arms = len({r.get("arm") for r in rows})
+        if arms >= most and arms > 1:
+            best, most = rows, arms
+    return best or run.all_rows(ROWS)
+
+
+def machine_of(rows: list[dict[str, Any]]) -> str:
+    """The machine that rows were measured on, in a few words."""
+    here = next((r["machine"] for r in rows if r.get("machine")), {})
+    gpus = ", ".join(here.get("gpus") or ())
+    cpu = f"{here.get('cpus', '?')} CPUs ({here.get('cpu', here.get('arch', '?'))})"
+    return f"{gpus}; {cpu}" if gpus else cpu
+
+
 def _ladder(run: Run) -> str:
-    rows = run.all_rows("rows")
+    rows = ladder_rows(run)
     if not rows:
         return "<p class='dim'>Nothing was measured in this run.</p>"
-    view = show.ladder(bench.ladder(rows))
+    view = show.ladder(bench.ladder(rows), where=machine_of(rows))
     picture = base64.b64encode(view.png or b"").decode()
     alt = esc(view.text.splitlines()[0]) if view.text else "ladder"
     return f'<img alt="{alt}" src="data:image/png;base64,{picture}"><pre>{esc(view.text)}</pre>'

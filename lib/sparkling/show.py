@@ -13,6 +13,7 @@ from typing import Any
 from sparkling import metrics
 from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
+from sparkling.ladder import RATE_DEFINITION
 from sparkling.live import Live
 from sparkling.metrics import shown
 
@@ -345,6 +346,27 @@ def endpoint(url: str, model: str, *, key: bool) -> View:
         ]
     )
     return View(f"<pre>{esc(code)}</pre>", code)
+
+
+def measured(arms: Iterable[Any]) -> View:
+    """Summaries of one or more arms (`bench.summarise`), one line for each workload."""
+    rows = []
+    for arm in arms:
+        lengths = arm.accept_length
+        same = {True: "yes", False: "no", None: None}[arm.deterministic]
+        rows.append(
+            {
+                "arm": arm.arm,
+                "workload": arm.workload,
+                "tokens/s": arm.decode_rate.text(1) if arm.decode_rate else None,
+                "first token, p50": shown(arm.ttft_s.p50, 3, "s") if arm.ttft_s else None,
+                "accept length": lengths.text(2) if lengths else None,
+                "rows": f"{arm.rows}" + (f", {arm.failed} failed" if arm.failed else ""),
+                "repeats alike": same,
+            }
+        )
+    definition = RATE_DEFINITION[0].upper() + RATE_DEFINITION[1:]
+    return table(rows, caption=f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds.")
 
 
 def ladder(summary: Any, **options: Any) -> View:
