@@ -21,7 +21,7 @@ SWITCHES = ("humming", "fp8-head", "nextn")
 
 FP8_HEAD_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SGLANG_ENABLE_FP8_LM_HEAD")
 # SPARKLING_STATUS_FILE is not among them: `server.start` sets it, per start.
-PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD",)
+PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD")
 
 # SGLang resolves NEXTN to EAGLE, and for Ling both mean the checkpoint's own NextN layer.
 NEXTN = ("NEXTN", "EAGLE")

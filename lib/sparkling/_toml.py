@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,7 +37,8 @@ def read(path: Path, shown: str) -> dict[str, Any]:
         if told.startswith("Cannot overwrite a value"):
             told = "the same key is given twice" + told.removeprefix("Cannot overwrite a value")
         elif told.startswith("Cannot declare"):
-            told = told.replace("Cannot declare", "cannot declare the table")
+            names = ".".join(re.findall(r"'([^']*)'", told))
+            told = f"table [{names}] is given twice" + told[told.rfind(" (at ") :]
         raise UsageError(f"{shown}: broken TOML, {told}.") from None
     except RecursionError:
         raise UsageError(f"{shown}: broken TOML, nested too deeply.") from None
