@@ -36,7 +36,6 @@ from sparkling import tinytext as text
 from sparkling.errors import UsageError
 
 MANIFEST = "sparkling.json"
-VERSION = 1  # raise when the bytes change on purpose
 
 # Scale between `noise` and the deviation of the draft's error, chosen so that the default of 0.12
 # gives an accept length near 2.5 (three draft steps).
@@ -551,6 +550,12 @@ def _listed(limits: Sequence[float] | None, layers: int, name: str) -> list[floa
     return [float(limit) for limit in limits]
 
 
+def _builder() -> str:
+    """Which builder this is: a digest of its sources, so that a change of code rebuilds."""
+    sources = (Path(__file__), Path(text.__file__))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
+
 def intact(dest: Path, settings: dict[str, Any] | None = None) -> bool:
     """Whether `dest` holds a checkpoint of ours, complete and unchanged (every file hashed).
 
@@ -598,7 +603,7 @@ def build(
     routed = _listed(swiglu_limits, dims.layers, "swiglu_limits")
     shared = _listed(shared_swiglu_limits, dims.layers, "shared_swiglu_limits")
     settings = {
-        "version": VERSION,
+        "builder": _builder(),
         "seed": seed,
         "noise": noise,
         "random": random,
