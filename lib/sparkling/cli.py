@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparkling import __version__
-from sparkling.errors import SparklingError, UsageError
+from sparkling.errors import ServerError, SparklingError, UsageError
 
 if TYPE_CHECKING:
     from sparkling.lane import Lane
@@ -163,7 +163,7 @@ def _serve(args: argparse.Namespace) -> int:
         _say(f"Ready after {running.ready_seconds:.0f} s at {running.url}/v1 (Ctrl-C stops it).")
         while running.alive():
             time.sleep(0.5)
-        raise server.ServerError(
+        raise ServerError(
             f"The server ended by itself; the last lines of {log} say why: "
             f"{' | '.join(running.tail(3))}"
         )
@@ -216,20 +216,20 @@ def _tiny(args: argparse.Namespace) -> int:
 
 
 def _session(args: argparse.Namespace, name: str) -> Any:
-    from sparkling import notebook
-
     where = _lane(args)
     if not where.server_python.exists():
         raise UsageError(
             f"There is no server environment at {where.server_python}; run ./scripts/setup.sh."
         )
+    from sparkling import notebook
+
     return notebook.begin(name, lane=where.kind, run_id=args.run or "")
 
 
 def _prove(args: argparse.Namespace) -> int:
+    session = _session(args, "prove")
     from sparkling import show
 
-    session = _session(args, "prove")
     with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
         _say(str(session.start(args.stage, variant=args.variant)))
         session.prove()
@@ -275,12 +275,13 @@ def _params(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _suite(args: argparse.Namespace) -> int:
+    params, where = _params(args.param), _lane(args)
     from sparkling import suite
 
     result = suite.run_suite(
-        _lane(args),
+        where,
         notebooks=args.notebook or None,
-        params=_params(args.param),
+        params=params,
         run_id=args.run,
         resume=args.resume,
         cell_timeout_s=args.cell_timeout,
