@@ -25,7 +25,8 @@ _SHAPE = re.compile(
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
 _OPTION = re.compile(
-    r"(?i)(--?[a-z0-9-]*(?:api-key|token|password|secret)(?:=|\s+))(['\"]?)[^\s'\"]+\2"
+    r"(?i)(--?[a-z0-9-]*(?:api-key|token|password|secret)(?:=|\s+(?!-)))"
+    r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)"
 )
 _SHORTEST = 4  # a shorter "secret" would blank out ordinary text
 

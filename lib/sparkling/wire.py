@@ -231,8 +231,9 @@ class Wire:
             return
         path = response.request.url.path
         try:
-            said = error_message(response.json()) or ""
-        except (ValueError, AttributeError, httpx.ResponseNotRead):
+            answer = response.json()
+            said = error_message(answer) or " ".join(str(answer["message"]).split())
+        except (ValueError, AttributeError, LookupError, TypeError):
             said = ""
         said = said or " ".join(text.split())[:200]
         where = f"the server at {self.base_url}"
