@@ -47,7 +47,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,8 +82,7 @@ def begin(
     chosen = _recipe.load(recipe or where.recipe_path, root=where.root)
     run = store.open_run(where.runs, run_id or None, notebook=name, params=dict(params or {}))
     run.update({"lane": where.kind, "recipe": {"name": chosen.name, "sha256": chosen.sha256}})
-    if os.environ.get(tidy.MARK):
-        tidy.die_with_parent(os.getppid())  # papermill killed: this kernel goes too, even in C code
+    tidy.guard_kernel()
     session = Session(name, where, chosen, run)
     atexit.register(session.stop)
     return session

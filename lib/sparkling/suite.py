@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,7 @@ def run_suite(
         progress or (lambda _line: None),
     )
     with _sole(run.dir):
-        _sweep(lane.runs)
+        _sweep(run.dir)
         result = suite.run(keep=resume)
     if record_minutes:
         done = {n.name: n.seconds for n in result.notebooks if n.verdict == "ok"}
@@ -128,12 +130,14 @@ def _sole(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _sweep(runs: Path) -> None:
-    """Remove temporary folders of suites that were killed: their run's lock is free, or is ours."""
+def _sweep(mine: Path) -> None:
+    """Remove temporary folders of suites that were killed: those of this run, whose lock we hold,
+    and those of runs beside it whose lock is free."""
     for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        run_dir = runs / scratch.name.removeprefix(SCRATCH).rpartition("-")[0]
+        run_dir = mine.parent / scratch.name.removeprefix(SCRATCH).rpartition("-")[0]
         with contextlib.suppress(OSError), open(run_dir / "suite.lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if run_dir != mine:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             shutil.rmtree(scratch, ignore_errors=True)
 
 

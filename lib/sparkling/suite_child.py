@@ -18,9 +18,6 @@ from typing import Any
 
 from sparkling import procs, tidy
 
-LINGER_S = 40.0
-"""How long processes may take to go after the notebook's kernel ended (a server stops in that)."""
-
 BACKGROUND = re.compile(r"^(Exception in thread |Task exception was never retrieved)", re.M)
 """What Python prints where an error stays in the background and the cell succeeds."""
 
@@ -107,7 +104,7 @@ def run(job: dict[str, Any]) -> int:
         problem = {"kind": "dead", "index": at.get("cell"), "said": said}
     if problem is None:
         problem = untruth(Path(job["output"]))
-    leaks = end_leftovers()
+    leaks = end_leftovers(job["linger_s"])
     say(event="done", problem=problem, leaks=leaks)
     return 0 if problem is None and not leaks else 1
 
@@ -150,8 +147,8 @@ def untruth(output: Path) -> dict[str, Any] | None:
     return None
 
 
-def end_leftovers(linger_s: float = LINGER_S) -> list[str]:
-    """Wait for every descendant to go, end those that do not, and name them.
+def end_leftovers(linger_s: float) -> list[str]:
+    """Wait up to `linger_s` seconds for every descendant to go, kill the rest, and name them.
 
     This process adopts orphans, so nothing that the kernel started can hide under PID 1.
     """

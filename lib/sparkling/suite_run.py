@@ -62,7 +62,7 @@ class Pass:
         self.signal: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.results = [
-            NotebookResult(p.stem, key=_key(sources[p.stem], given[p.stem])) for p in chosen
+            NotebookResult(p.stem, key=key_of(sources[p.stem], given[p.stem])) for p in chosen
         ]
 
     def run(self, *, keep: bool) -> SuiteResult:
@@ -160,6 +160,7 @@ class Pass:
             "cwd": str(path.parent),
             "cell_timeout_s": self.cell_timeout_s,
             "parent": os.getpid(),
+            "linger_s": LINGER_S,
         }
         reader, writer = os.pipe()
         with open(self.out / f"{name}.log", "wb") as log:
@@ -269,7 +270,7 @@ class Pass:
         write_atomic(self.dir / "timings.json", text + "\n")
 
 
-def _key(source: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def key_of(source: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     """Changes when what would run changes: the code and text of the cells and the parameters."""
     cells = [(c.get("cell_type"), "".join(c.get("source", ""))) for c in source["cells"]]
     blob = json.dumps([cells, {k: v for k, v in given.items() if k != "run_id"}], sort_keys=True)

@@ -31,6 +31,13 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def guard_kernel() -> None:
+    """In a kernel that a suite started: end with papermill, also in the middle of C code (where
+    ipykernel's own watch on its parent, a Python thread, cannot act)."""
+    if os.environ.get(MARK):
+        die_with_parent(os.getppid())
+
+
 def adopt_orphans() -> None:
     """Make this process the new parent of descendants whose own parent ends."""
     with contextlib.suppress(OSError):
