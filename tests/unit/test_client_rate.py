@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from paced_server import paced
 
 TRIES = 4
-SECONDS = 1.5
+SECONDS = 1.2
 
 
 @pytest.fixture(scope="module")
