@@ -39,7 +39,7 @@ MANIFEST = "sparkling.json"
 
 # Scale between `noise` and the deviation of the draft's error, chosen so that the default of 0.12
 # gives an accept length near 2.5 (three draft steps).
-_NOISE_GAIN = 26.0
+_NOISE_GAIN = 24.0
 _GAIN = 14.0  # logit of the likeliest successor
 _BRANCH = 6.0  # how far a fact lifts one continuation above another
 _BACKGROUND = -6.0  # logit of tokens that no chain contains
@@ -199,7 +199,7 @@ def _facts() -> dict[str, tuple[int, tuple[str, ...]]]:
 # ----------------------------------------------------------------------------- the tokenizer
 
 # One token per word with its leading blank and trailing mark; numbers of at most two digits.
-_SPLIT = r" ?\p{L}+[.,:]?| ?\p{N}{1,2}[.,]?| ?[^\s\p{L}\p{N}]+|\s+"
+_SPLIT = r" ?\p{L}+[.,:;]?| ?\p{N}{1,2}[.,]?| ?[^\s\p{L}\p{N}]+|\s+"
 
 
 def _tokenizer(words: Iterable[str]) -> tuple[str, dict[str, int]]:
@@ -332,7 +332,9 @@ def _construct(
 
     embedding = np.zeros((vocab, d.hidden), np.float32)
     embedding[:, 0] = embedding[:, 1] = 1.0
-    embedding[:, reserved:] = np.where(noise("identity", vocab, size) >= 0, 1.0, -1.0)
+    for token, number in ids.items():  # a stream for each token: a new word moves no other
+        signs = noise(f"identity of {token!r}", size) >= 0
+        embedding[number, reserved:] = np.where(signs, 1.0, -1.0)
     sources = {a for a, _ in words.edges} | {a for a, *_ in words.branches}
     for token in sources:
         embedding[ids[token], 1] = 0.0

@@ -34,17 +34,21 @@ SKIES = ("sunny", "cloudy", "rainy", "windy", "snowy", "foggy")
 # Words in a prompt that change the subject of the answer.
 TOPICS = {
     "code": ("code", "Python", "python", "function", "program"),
-    "count": ("count", "Count", "numbers", "list", "List"),
+    "count": ("count", "Count", "numbers", "list", "List", "Copy", "copy", "repeat"),
 }
 
 REASONING = (
     "The question looks simple:|short:|plain: I recall|collect two facts, put those in|into order "
-    "and reply briefly.|politely."
+    "and reply briefly.|politely. First comes whatever is known,|certain, then an example,|instance, "
+    "finally a caveat.|warning."
 )
 STORY = (
     "A small|tiny draft model guesses|drafts|proposes several|three words ahead while its "
     "large|big partner checks|verifies them all at once. Every|Each guess that survives makes "
-    "decoding faster,|cheaper, so answers arrive sooner|earlier without changing what they say."
+    "decoding faster,|cheaper, so answers arrive sooner|earlier without changing what they say. "
+    "Whenever one misses,|fails, everything behind it gets thrown away:|out: nothing wrong|bad ever "
+    "reaches you. Long texts with familiar|common phrases profit|gain most; surprising|unusual prose "
+    "benefits|wins less."
 )
 CODE = (
     "```python\n",
