@@ -108,6 +108,7 @@ class LogFacts:
     humming_gemm: str | None = None
     classes: list[str] = field(default_factory=list)
     head_lines: int = 0
+    draft_head: tuple[bool, str] | None = None  # (shared, what the plugin said of it)
     accept: list[tuple[float, float | None]] = field(default_factory=list)  # (length, rate)
 
 
@@ -124,6 +125,8 @@ def read_log(events: Iterable[Any] | None) -> LogFacts | None:
             facts.complete = True
         elif isinstance(event, _log.HeadQuantized):
             facts.head_lines += 1
+        elif isinstance(event, _log.DraftHead):
+            facts.draft_head = (event.shared, event.detail)
         elif isinstance(event, _log.DecodeBatch):
             if event.accept_len is not None:
                 facts.accept.append((event.accept_len, event.accept_rate))

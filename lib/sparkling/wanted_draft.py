@@ -42,25 +42,7 @@ def nextn(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Pro
     else:
         f.add("arguments", want, "the server does not report speculative_algorithm", None)
 
-    draft = status.get("draft", ...) if status else ...
-    if isinstance(draft, Mapping):
-        shared, dtype = draft.get("head_shared"), draft.get("head_dtype")
-        words = {True: "shared", False: "not shared", None: "sharing not reported"}[shared]
-        found = f"{draft.get('class')}, head {words}" + (f" ({dtype})" if dtype else "")
-        if on:
-            f.add(
-                "status",
-                "the draft uses the target's whole head",
-                found,
-                shared,
-                "the draft has a head of its own, without the weights and scales that fit",
-                "let the plugin hand the target's head over (leave SPARKLING_SHARE_HEAD unset)",
-            )
-        else:
-            f.add("status", "no draft model", found, False, "a draft model is loaded", WITHOUT)
-    elif draft is None and not on:
-        f.add("status", "no draft model", "none", True)
-
+    _draft_head(f, on, facts, status)
     want = f"weights of {NEXTN_CLASS}" if on else f"no weights of {NEXTN_CLASS}"
     loaded = [c for c in facts.classes if c.endswith("NextN")] if facts else []
     if facts is None or not facts.complete:
@@ -71,6 +53,31 @@ def nextn(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Pro
         f.add("log", want, ", ".join(loaded) or "not loaded", bool(loaded) == on, cause, remedy)
     (_accepts if on else _no_rounds)(f, facts, status, probe)
     return f.items
+
+
+UNSHARED = (
+    "the draft has a head of its own, without the weights and scales that fit",
+    "let the plugin hand the target's head over (leave SPARKLING_SHARE_HEAD unset)",
+)
+
+
+def _draft_head(f: Findings, on: bool, facts: LogFacts | None, status: Info) -> None:
+    """Does the draft use the target's head? The plugin says so in its status file and in the log."""
+    draft = status.get("draft", ...) if status else ...
+    if isinstance(draft, Mapping):
+        shared, dtype = draft.get("head_shared"), draft.get("head_dtype")
+        words = {True: "shared", False: "not shared", None: "sharing not reported"}[shared]
+        found = f"{draft.get('class')}, head {words}" + (f" ({dtype})" if dtype else "")
+        if on:
+            f.add("status", "the draft uses the target's whole head", found, shared, *UNSHARED)
+        else:
+            f.add("status", "no draft model", found, False, "a draft model is loaded", WITHOUT)
+    elif draft is None and not on:
+        f.add("status", "no draft model", "none", True)
+    if on and facts and facts.draft_head is not None:
+        shared, detail = facts.draft_head
+        found = ("shared" if shared else "not shared") + (f": {detail}" if detail else "")
+        f.add("log", "the draft uses the target's head", found, shared, *UNSHARED)
 
 
 def _no_rounds(f: Findings, facts: LogFacts | None, status: Info, probe: Probe | None) -> None:
@@ -138,7 +145,7 @@ def accept_readings(info: Info, facts: LogFacts | None, probe: Probe | None) -> 
     out = []
     add = lambda *a: out.append(Reading(*a))  # noqa: E731
     if probe is not None:
-        over = f"this probe: {_n(probe.tokens)} tokens, {_n(probe.rounds)} rounds"
+        over = f"this request: {_n(probe.tokens)} tokens, {_n(probe.rounds)} rounds"
         low = probe.reported_length is not None and probe.reported_length < 1
         add(
             "accept length",

@@ -42,13 +42,12 @@ def fp8_head(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: 
             else "the server was started with the switch on"
         )
         f.add("arguments", want, found, bool(flags) == on, cause, AGAIN)
-    known, fp32 = arguments_of(info, "enable_fp32_lm_head")
-    if on and known:
+    if on and arguments_of(info, "enable_fp32_lm_head")[1]:
         f.add(
             "arguments",
             "enable_fp32_lm_head = False",
-            str(bool(fp32)),
-            False if fp32 else None,
+            "True",
+            False,
             "--enable-fp32-lm-head and the FP8 head exclude each other",
             "drop --enable-fp32-lm-head from the command",
         )
