@@ -319,6 +319,8 @@ def _check_notebooks(args: argparse.Namespace) -> int:
     from sparkling import lane, nbcheck
 
     paths = [Path(p) for p in args.path] or [lane.find_root() / "notebooks"]
+    for changed in nbcheck.fix(paths) if args.fix else ():
+        print(f"{changed}: rewritten")
     problems = nbcheck.check(paths)
     for problem in problems:
         print(problem)
@@ -414,6 +416,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command("check-notebooks", _check_notebooks, "check the notebooks without running them")
     check.add_argument("path", nargs="*", metavar="PATH", help="default: notebooks")
+    check.add_argument("--fix", action="store_true", help="put their files into canonical form")
     return parser
 
 
