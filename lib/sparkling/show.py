@@ -6,6 +6,7 @@ HTML keeps to what GitHub leaves in (tables, lists, `details`, `pre`); no script
 from __future__ import annotations
 
 import html as _html
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -300,7 +301,7 @@ def reply(r: Any) -> View:
                 "Reasoning:\n" + textwrap.indent(r.reasoning.strip(), "  "),
             )
         )
-    calls = [f"tool call: {c.name}({c.arguments})" for c in r.tool_calls]
+    calls = [f"tool call: {c.name}({json.dumps(c.arguments)})" for c in r.tool_calls]
     calls += [f"broken tool call, not to be run: {c.name}" for c in r.broken_calls]
     for text in [r.text or ("" if calls else "(no text)"), *calls]:
         if text:
