@@ -16,6 +16,8 @@ from dataclasses import dataclass
 # A request that is logged (--log-requests) quotes its prompt: it proves nothing.
 _STAMPED = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] (.*)", re.S)
 _QUOTES = re.compile(r"(?:Receive|Finish)\b[^:]*: ?obj=|\{.*\"(?:request\.|event\")", re.S)
+# Lines that tell of failures which SGLang expects and goes on from.
+_HARMLESS = ("server_args=", "Ignore import error when loading", "OpenAI Responses API")
 _EXCEPTION = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Refused)): (.+)"
 )
@@ -92,7 +94,8 @@ RULES: tuple[_Rule, ...] = (
     _rule(
         "kv-memory",
         r"Loaded weights leave no GPU memory for the KV cache under "
-        r"--mem-fraction-static=([\d.]+)\.?(?: Raise --mem-fraction-static above ([\d.]+))?",
+        r"--mem-fraction-static=(\d+(?:\.\d+)?)"
+        r"(?:\. Raise --mem-fraction-static above (\d+(?:\.\d+)?))?",
         r"at --mem-fraction-static=\1 the weights leave no memory for the KV cache",
         _kv_remedy,
     ),
@@ -187,7 +190,7 @@ RULES: tuple[_Rule, ...] = (
     _rule(
         "no-checkpoint",
         r"(?:Repo id must be in the form|is not a local folder and is not a valid model identifier"
-        r"|Incorrect path_or_model_id|HFValidationError)"
+        r"|Incorrect path_or_model_id)"
         r"(?:.*?: ?'(/[^']+)')?",
         lambda m: f"there is no checkpoint at {m.group(1) or 'the given path'}",
         "download or build it, or point SPARKLING_MODEL at it",
@@ -244,7 +247,7 @@ RULES: tuple[_Rule, ...] = (
     ),
     _rule(
         "no-module",
-        r"ModuleNotFoundError: No module named '([\w.]+)'",
+        r"^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'",
         r"the module \1 is missing from the server environment",
         "make the server environment again (scripts/setup.sh)",
     ),
@@ -267,10 +270,13 @@ _ANY = re.compile("|".join(f"(?:{rule.pattern.pattern})" for rule in RULES))
 
 
 def _message(line: str) -> str | None:
-    """The text of a line that may be believed, or None for one that quotes a request."""
+    """The text of a line that may be believed, or None: for one that quotes a request, one that
+    tells of a failure SGLang expects, and one of source code in a traceback."""
+    if line.startswith("  "):
+        return None
     stamped = _STAMPED.match(line)
     text = stamped.group(1) if stamped else line
-    return None if _QUOTES.match(text) or text.startswith("server_args=") else text
+    return None if _QUOTES.match(text) or text.startswith(_HARMLESS) else text
 
 
 def explain(line: str) -> Diagnosis | None:
@@ -306,7 +312,7 @@ def diagnose(
             continue
         if _ANY.search(text):
             for rank, rule in enumerate(RULES):
-                if best is not None and rank > best[0]:
+                if best is not None and rank >= best[0]:
                     break
                 match = rule.pattern.search(text)
                 if match:

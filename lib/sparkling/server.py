@@ -15,6 +15,7 @@ import errno
 import fcntl
 import getpass
 import http.client
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -267,7 +267,8 @@ def _check_key(key: str | None) -> None:
 # --------------------------------------------------------------------------- start
 
 
-_SERVERS: weakref.WeakSet[Server] = weakref.WeakSet()
+# Strong references: a server nobody holds any more still runs until it is stopped.
+_SERVERS: set[Server] = set()
 
 
 def start(
@@ -406,6 +407,7 @@ class Server:
         self.pid = 0
         self.offset = 0
         self._identity: procs.Identity | None = None
+        self._warden: procs.Identity | None = None
         self._began = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -429,7 +431,11 @@ class Server:
         # The keeper holds the port's lock from now on.
         os.close(lock[0])
         _SERVERS.add(self)
-        self._await_start()
+        try:
+            self._await_start()
+        except BaseException:
+            self.stop()
+            raise
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -489,7 +495,6 @@ class Server:
             self._hear(0.2)
         if self.pid == 0:
             reason = (self._ended or {}).get("error") or " ".join(self._noise[-3:]) or "no answer"
-            self.stop()
             raise StartFailed(
                 f"The server process could not be started ({reason}).", tail=[], log=self.log
             )
@@ -525,6 +530,7 @@ class Server:
         kind = event.get("event")
         if kind == "started":
             self._identity = procs.Identity.from_json(event["server"])
+            self._warden = procs.Identity.from_json(event["warden"])
             self.pid = event["server"]["pid"]
             self.offset = event["offset"]
             self.started = event["time"]
@@ -671,15 +677,12 @@ class Server:
 
     def _bury(self, timeout_s: float) -> list[procs.Identity]:
         """What is left of the server, after killing it. Normally nothing is."""
-        left = procs.wait_gone(procs.marked(MARK, self.id), 2.0 if self._was_orphaned() else 0.5)
-        if not left:
-            return []
+        # Without its keeper the warden still stops the server in order: give it the time.
+        wardens = [self._warden] if self._warden else []
+        left = procs.wait_gone(wardens, 10.0) + procs.marked(MARK, self.id)
         for one in left:
             procs.send(one, signal.SIGKILL)
-        return procs.wait_gone(procs.marked(MARK, self.id), timeout_s)
-
-    def _was_orphaned(self) -> bool:
-        return (self._ended or {}).get("reason") == "keeper"
+        return procs.wait_gone(left, timeout_s)
 
     def _wait_memory(self, at_stop: int | None, timeout_s: float = 15.0) -> None:
         """Wait until memory the server held is available again.
@@ -705,8 +708,7 @@ class Server:
 
 
 def _on_cpu(argv: tuple[str, ...]) -> bool:
-    pairs = zip(argv, argv[1:], strict=False)
-    return any(a == "--device" and b == "cpu" for a, b in pairs) or "--device=cpu" in argv
+    return ("--device", "cpu") in itertools.pairwise(argv) or "--device=cpu" in argv
 
 
 # --------------------------------------------------------------------------- waiting
@@ -803,6 +805,7 @@ class _Waiting:
         self.http = False
         self.probe: _TokenProbe | None = None
         self.problem: str | None = None
+        self.crashed = False
 
     def run(self) -> None:
         """Returns when the server is ready; raises StartFailed otherwise."""
@@ -827,9 +830,11 @@ class _Waiting:
             phase = _PHASES.get(type(event))
             if phase is not None and phase != self.phase:
                 self.phase, self.phase_since = phase, time.monotonic()
-            if isinstance(event, _log.Crash) and event.kind == "port":
-                # SGLang goes on waiting for its own warm-up for two minutes after this.
-                raise self._failure(diagnose([line]))
+            if isinstance(event, _log.Crash):
+                self.crashed = True
+                if event.kind == "port":
+                    # SGLang goes on waiting for its own warm-up for two minutes after this.
+                    raise self._failure(diagnose([line]))
         del self.lines[:-20000]
 
     def _is_ready(self) -> bool:
@@ -925,6 +930,8 @@ class _Waiting:
     def _too_late(self) -> StartFailed:
         server, limit = self.server, f"{self.deadline_s:.0f} s"
         found = diagnose(self.lines)
+        if found is not None and found.kind == "exception" and not self.crashed:
+            found = None  # a traceback that SGLang went on from
         if found is None and server._log_error:
             found = _disk(server)
         if found is not None:
