@@ -182,7 +182,8 @@ class Session:
                 log=log,
                 api_key=api_key,
                 deadline_s=self.recipe.timeouts.get("ready_s", 180),
-                progress=lambda text: live.update(note=str(text)),
+                progress=lambda phase, _seconds: live.update(note=phase),
+                runs=self.lane.runs,
             )
             live.end(f"ready after {self.server.ready_seconds:.0f} s")
         self.run.update({"launches": {stage: self.server.launch.to_json()}})

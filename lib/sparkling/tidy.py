@@ -96,7 +96,7 @@ def _servers(run_dir: Path) -> list[str]:
             continue
         if not str(data.get("log", "")).startswith(str(run_dir) + os.sep):
             continue
-        for key in ("keeper", "server", "identity"):
+        for key in ("keeper", "warden", "server"):
             who = procs.Identity.from_json(data.get(key))
             if who is not None and procs.is_alive(who):
                 found.append(f"server {describe(who.pid)} still runs (port {data.get('port')})")
