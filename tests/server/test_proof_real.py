@@ -11,7 +11,6 @@ import json
 import shutil
 
 import pytest
-
 from sparkling import proof, recipe, server, tiny
 from sparkling.errors import NotLive, ServerError
 
