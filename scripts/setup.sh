@@ -56,7 +56,19 @@ make_env() {  # make_env DIR STAMP PIP-ARGUMENTS...
   if ! "$dir/bin/python" -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear "$dir"
   fi
-  "$dir/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@"
+  local pip=("$dir/bin/python" -m pip install --disable-pip-version-check --no-input
+    --progress-bar off)
+  "${pip[@]}" "$@"
+  # Where no CPU build of torch is to be had, pip took the CUDA build, which cannot be imported
+  # without CUDA libraries (a large download, and otherwise unused). Get them, then restore the
+  # exact versions that resolving them may have moved.
+  local torch
+  torch=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' env/server-cpu.txt)
+  if [ "$dir" = .venv-server ] && ! "$dir/bin/python" -c 'import torch'; then
+    "${pip[@]}" "$torch"
+    "${pip[@]}" "$@"
+    "$dir/bin/python" -c 'import torch'
+  fi
   printf '%s\n' "$stamp" > "$dir/.stamp"
 }
 
