@@ -198,6 +198,7 @@ class Warden:
             self.keeper.sendall(json.dumps(event).encode() + b"\n")
 
     def run(self) -> None:
+        procs.prctl(procs.PR_SET_NAME, b"spark-warden")
         procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
         procs.prctl(procs.PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._on_term)
@@ -411,6 +412,7 @@ class Keeper:
 
     def run(self) -> None:
         spec = self.spec
+        procs.prctl(procs.PR_SET_NAME, b"spark-keeper")
         procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
         spec["tmp"] = tempfile.mkdtemp(prefix="sparkling-", dir=spec["tmp_base"])
         spec["env"]["TMPDIR"] = spec["tmp"]
@@ -420,6 +422,7 @@ class Keeper:
             "keeper": procs.identify(os.getpid()).to_json(),
             "port": spec["port"],
             "log": spec["log"],
+            "tmp": spec["tmp"],
             "argv": spec["argv"],
             "started": time.time(),
         }

@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -421,9 +422,13 @@ class Server:
         self._oom_before = procs.oom_kills()
         self._grace_s = CPU_GRACE_S if _on_cpu(launch.argv) else GRACE_S
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                self.status_file.unlink()
+            try:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                self.status_file.unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"The server's log cannot be kept in {log.parent}: {error.strerror}."
+                ) from error
             self._keeper = self._start_keeper(python, lock, extra_env, runs)
         except BaseException:
             _unlock_port(lock)
@@ -994,25 +999,16 @@ def stop_all(runs: Path, timeout_s: float = 30) -> list[str]:
     """
     lines, failed = [], []
     for path, record in _records(runs):
-        people = [
-            who
-            for who in (
-                procs.Identity.from_json(record.get(name))
-                for name in ("keeper", "warden", "server")
-            )
-            if who is not None
-        ]
-        mark = record.get("id")
-        living = [one for one in people if procs.is_alive(one)]
-        if living:
-            left = _stop_recorded(
-                living, mark if isinstance(mark, str) and mark else None, timeout_s
-            )
-            where = f"the server on port {record.get('port')} ({record.get('log')})"
-            if left:
-                failed.append(f"{where}: process {', '.join(str(one.pid) for one in left)}")
-                continue
+        where = f"the server on port {record.get('port')} ({record.get('log')})"
+        found, left = _stop_recorded(record, timeout_s)
+        if left:
+            failed.append(f"{where}: process {', '.join(str(one.pid) for one in left)}")
+            continue
+        if found:
             lines.append(f"Stopped {where}.")
+        tmp = record.get("tmp")
+        if isinstance(tmp, str) and os.path.basename(tmp).startswith("sparkling-"):
+            shutil.rmtree(tmp, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.unlink()
     with contextlib.suppress(OSError):
@@ -1022,17 +1018,23 @@ def stop_all(runs: Path, timeout_s: float = 30) -> list[str]:
     return lines
 
 
-def _stop_recorded(
-    living: list[procs.Identity], mark: str | None, timeout_s: float
-) -> list[procs.Identity]:
-    # The first is the keeper, if it lives: it knows how to stop the rest in order.
-    for one in living:
-        procs.send(one, signal.SIGTERM)
-        if not procs.wait_gone(living, timeout_s):
+def _stop_recorded(record: dict[str, Any], timeout_s: float) -> tuple[bool, list[procs.Identity]]:
+    """Whether anything of a recorded server ran, and what of it still does."""
+    keeper, warden, main = (
+        procs.Identity.from_json(record.get(name)) for name in ("keeper", "warden", "server")
+    )
+    mark = record.get("id")
+    everyone = [one for one in (keeper, warden, main) if procs.is_alive(one)]
+    if isinstance(mark, str) and mark:
+        # Its workers may have outlived all three.
+        everyone += [one for one in procs.marked(MARK, mark) if one not in everyone]
+    # The keeper stops the rest in order; without it the warden, without both only the main
+    # process knows how to.
+    for one in (keeper, warden, main):
+        if procs.send(one, signal.SIGTERM):
+            procs.wait_gone(everyone, timeout_s)
             break
-    left = [one for one in living if procs.is_alive(one)]
-    if mark is not None:
-        left += [one for one in procs.marked(MARK, mark) if one not in left]
+    left = [one for one in everyone if procs.is_alive(one)]
     for one in left:
         procs.send(one, signal.SIGKILL)
-    return procs.wait_gone(left, 10.0)
+    return bool(everyone), procs.wait_gone(left, 10.0)
