@@ -132,41 +132,49 @@ def _ends_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _api_key() -> str | None:
-    return os.environ.get("SPARKLING_API_KEY") or None
-
-
 def _stamp() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from sparkling import server, weightcheck
+    from sparkling import server, serving, weightcheck
 
     where = _lane(args)
     book = _book(where)
     launch = _launch(args, where, args.stage, args.variant)
     weightcheck.check(where.model)
     log = Path(args.log) if args.log else where.runs / "serve" / f"{_stamp()}-{args.stage}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     _say(f"Starting {launch.recipe}, stage {launch.stage}; log: {log}")
-    with (
-        _ends_on_sigterm(),
-        server.start(
+    with _ends_on_sigterm():
+        running = server.start(
             launch,
             python=where.server_python,
             log=log,
-            api_key=_api_key(),
+            api_key=os.environ.get("SPARKLING_API_KEY") or None,
             deadline_s=book.timeouts.get("ready_s", 180),
-        ) as running,
-    ):
-        _say(f"Ready after {running.ready_seconds:.0f} s at {running.url}/v1 (Ctrl-C stops it).")
-        while running.alive():
-            time.sleep(0.5)
-        raise ServerError(
-            f"The server ended by itself; the last lines of {log} say why: "
-            f"{' | '.join(running.tail(3))}"
+            progress=_phases(),
+            # Whoever names a port wants that one; without a name another may be taken.
+            exact_port=bool(args.port),
+            runs=where.runs,
         )
+        with running, serving.remembered(running, where.runs):
+            _say(f"Ready after {running.ready_seconds:.0f} s at {running.url}/v1 (Ctrl-C stops).")
+            while running.alive():
+                time.sleep(0.5)
+            last = " | ".join(running.tail(3))
+            raise ServerError(f"The server ended by itself; the last lines of {log}: {last}")
+
+
+def _phases() -> Callable[[str, float], None]:
+    """Return a progress callback that prints each phase once."""
+    seen: set[str] = set()
+
+    def progress(phase: str, seconds: float) -> None:
+        if phase not in seen:
+            seen.add(phase)
+            _say(f"{seconds:5.0f} s  {phase}")
+
+    return progress
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -227,6 +235,8 @@ def _session(args: argparse.Namespace, name: str) -> Any:
 
 
 def _prove(args: argparse.Namespace) -> int:
+    if args.stage is None:
+        return _prove_served(args)
     session = _session(args, "prove")
     from sparkling import show
 
@@ -235,6 +245,15 @@ def _prove(args: argparse.Namespace) -> int:
         session.prove()
         for proof in session.proofs:
             _say(str(show.proof(proof)))
+    return 0
+
+
+def _prove_served(args: argparse.Namespace) -> int:
+    from sparkling import lane, proof, serving, show
+
+    found = proof.prove(serving.find(lane.runs_folder(), args.port))
+    _say(str(show.proof(found)))
+    found.require()
     return 0
 
 
@@ -363,10 +382,16 @@ def _parser() -> argparse.ArgumentParser:
     stop = command("stop", _stop, "stop every server that we started")
     stop.add_argument("--runs", help="the folder of runs (default: runs)")
 
-    prove = command("prove", _prove, "start a stage, prove every switch on or off, stop it")
-    prove.add_argument("stage", metavar="STAGE")
+    prove = command("prove", _prove, "prove every switch of a server on or off")
+    prove.add_argument(
+        "stage",
+        metavar="STAGE",
+        nargs="?",
+        help="start this stage for it, then stop it (default: the server of `sparkling serve`)",
+    )
     _lane_options(prove)
     prove.add_argument("--variant", help="a variant of the recipe, laid over the stage")
+    prove.add_argument("--port", type=int, help="which server of `sparkling serve`")
     prove.add_argument("--run", metavar="RUN", help="add to this run (default: a new one)")
 
     bench = command("bench", _bench, "measure stages, each proved first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import signal
@@ -289,15 +290,20 @@ def test_a_closed_pipe_is_silent():
 
 
 class Running:
-    """Stands for a server that `serve` keeps."""
+    """Stands for a server that `serve` keeps; its process is this one."""
 
-    url, ready_seconds = "http://127.0.0.1:31000", 3.0
+    url, ready_seconds, port, pid = "http://127.0.0.1:31000", 3.0, 31000, os.getpid()
+    offset, started = 0, 1.0
 
     def __init__(self, lives: int = 0) -> None:
-        self.lives, self.stopped, self.given = lives, False, {}
+        self.lives, self.stopped, self.given, self.notes = lives, False, {}, []
 
     def start(self, launch, **given):
         self.given = {"launch": launch, **given}
+        self.launch, self.log = launch, given["log"]
+        self.status_file = self.log.with_suffix(".status.json")
+        for phase in ("loading weights", "loading weights", "warming up"):
+            given["progress"](phase, 1.0)
         return self
 
     def __enter__(self):
@@ -307,6 +313,7 @@ class Running:
         self.stopped = True
 
     def alive(self):
+        self.notes += (self.given["runs"] / "serve").glob("*.json")
         self.lives -= 1
         if self.lives == 0:
             raise KeyboardInterrupt
@@ -333,33 +340,42 @@ def fine_weights(monkeypatch):
     replaced(monkeypatch, "weightcheck", check=lambda model: None)
 
 
-def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, fine_weights):
-    server = Running(lives=2)
-    replaced(monkeypatch, "server", start=server.start)
+@pytest.fixture
+def server(monkeypatch, tmp_path, fine_weights):
+    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path / "runs"))
+    made = Running(lives=2)
+    replaced(monkeypatch, "server", start=made.start)
+    return made
+
+
+def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
     monkeypatch.setenv("SPARKLING_API_KEY", "not-to-be-shown")
-    log = tmp_path / "a" / "server.log"
+    log = tmp_path / "server.log"
     code, out, err = run(capsys, "serve", "nextn", "--port", "31000", "--log", str(log))
     assert code == 130 and server.stopped
     assert "Ready after 3 s at http://127.0.0.1:31000/v1" in out and str(log) in out
+    assert out.count("loading weights") == 1 and "warming up" in out
     given = server.given
     assert given["launch"].stage == "nextn" and given["launch"].port == 31000
-    assert given["log"] == log and log.parent.is_dir()
+    assert given["exact_port"] is True, "a port that is named is meant"
+    assert given["log"] == log and given["runs"] == tmp_path / "runs"
     assert given["api_key"] == "not-to-be-shown" and given["deadline_s"] == 180
     assert "not-to-be-shown" not in out + err
     assert "not-to-be-shown" not in json.dumps(given["launch"].to_json())
+    # remembered while it ran, forgotten after
+    assert server.notes and not list((tmp_path / "runs" / "serve").glob("*.json"))
 
 
-def test_serve_has_no_key_by_default(monkeypatch, capsys, tmp_path, fine_weights):
-    server = Running(lives=2)
-    replaced(monkeypatch, "server", start=server.start)
-    run(capsys, "serve", "baseline", "--log", str(tmp_path / "log"))
-    assert server.given["api_key"] is None and server.given["launch"].host == "127.0.0.1"
+def test_serve_has_no_key_and_no_fixed_port_by_default(capsys, tmp_path, server):
+    run(capsys, "serve", "baseline")
+    assert server.given["api_key"] is None and server.given["exact_port"] is False
+    assert server.given["launch"].host == "127.0.0.1"
+    assert server.given["log"].parent == tmp_path / "runs" / "serve"
 
 
-def test_serve_says_when_the_server_dies(monkeypatch, capsys, tmp_path, fine_weights):
-    server = Running(lives=0)
-    replaced(monkeypatch, "server", start=server.start)
-    code, _, err = run(capsys, "serve", "baseline", "--log", str(tmp_path / "log"))
+def test_serve_says_when_the_server_dies(capsys, server):
+    server.lives = 0
+    code, _, err = run(capsys, "serve", "baseline")
     assert code == 1 and server.stopped
     assert err.startswith("error: The server ended by itself") and "last words" in err
     assert err.count("\n") == 1
@@ -376,9 +392,9 @@ def test_serve_looks_at_the_checkpoint_first(monkeypatch, capsys, tmp_path):
 
 
 def test_sigterm_ends_serve_as_ctrl_c_does(tmp_path):
-    """The handler runs `with server`, so a SIGTERM must leave through it."""
+    """SIGTERM must leave through the `with` that stops the server."""
     code = f"""
-import sys, types, sparkling
+import contextlib, sys, types, sparkling
 from pathlib import Path
 class Running:
     url, ready_seconds = "http://x", 1.0
@@ -386,6 +402,7 @@ class Running:
     def __exit__(self, *_): Path({str(tmp_path / "stopped")!r}).touch()
     def alive(self): return True
 for name, members in (("server", {{"start": lambda *a, **k: Running()}}),
+                      ("serving", {{"remembered": lambda *a: contextlib.nullcontext()}}),
                       ("weightcheck", {{"check": lambda m: None}})):
     module = types.ModuleType("sparkling." + name)
     module.__dict__.update(members)
@@ -506,11 +523,19 @@ def test_report_of_a_run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["a.ipynb: cell 3: a shell line"], 1)])
 def test_check_notebooks(monkeypatch, capsys, root, problems, code):
     asked = []
-    replaced(monkeypatch, "nbcheck", check=lambda paths: asked.append(paths) or problems)
+    fixed = []
+    replaced(
+        monkeypatch,
+        "nbcheck",
+        check=lambda paths: asked.append(paths) or problems,
+        fix=lambda paths: fixed.extend(paths) or paths,
+    )
     assert run(capsys, "check-notebooks")[0] == code
     got = run(capsys, "check-notebooks", "a.ipynb", "b")
     assert got == (code, "".join(f"{p}\n" for p in problems), "")
-    assert asked == [[root / "notebooks"], [Path("a.ipynb"), Path("b")]]
+    assert asked == [[root / "notebooks"], [Path("a.ipynb"), Path("b")]] and not fixed
+    _, out, _ = run(capsys, "check-notebooks", "--fix", "b")
+    assert out.startswith("b: rewritten\n") and fixed == [Path("b")]
 
 
 class Session:
@@ -575,6 +600,12 @@ def test_bench_takes_the_whole_ladder_by_default(capsys, session):
     assert starts == [f"start {stage} None" for stage in session.recipe.ladder]
 
 
+@pytest.mark.parametrize("stages", [["baseline"], ["fp8-head", "nextn"]])
+def test_bench_makes_no_ladder_without_a_baseline_to_compare(capsys, session, stages):
+    assert run(capsys, "bench", *stages)[0] == 0
+    assert "ladder" not in session.asked
+
+
 def test_bench_refuses_a_wrong_stage_before_it_starts_any(capsys, session):
     assert refused(capsys, "bench", "baseline", "nope") == "no stage 'nope'."
     assert session.asked == []
@@ -594,6 +625,78 @@ def test_prove(capsys, session):
     assert session.asked == ["start nextn None", "prove", "stop"]
     session.fails_at = "nextn"
     assert run(capsys, "prove", "nextn")[0] == 1
+
+
+def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path))
+    asked = []
+
+    class Proof:
+        def __init__(self, ok):
+            self.ok = ok
+
+        def require(self):
+            if not self.ok:
+                raise NotLive("The head is BF16.")
+
+        def __str__(self):
+            return "the table"
+
+    replaced(monkeypatch, "serving", find=lambda runs, port: asked.append((runs, port)) or "it")
+    replaced(monkeypatch, "show", proof=str)
+    replaced(monkeypatch, "proof", prove=lambda server: Proof(server == "it"))
+    assert run(capsys, "prove") == (0, "the table\n", "")
+    replaced(monkeypatch, "proof", prove=lambda server: Proof(False))
+    assert run(capsys, "prove", "--port", "31000") == (
+        1,
+        "the table\n",
+        "error: The head is BF16.\n",
+    )
+    assert asked == [(tmp_path, None), (tmp_path, 31000)]
+
+
+# -- the real functions take what the handlers give ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "args", "given"),
+    [
+        ("server", "start", ["launch"], "python log api_key deadline_s progress exact_port runs"),
+        ("server", "stop_all", ["runs"], ""),
+        ("serving", "remembered", ["server", "runs"], ""),
+        ("serving", "find", ["runs", 1], ""),
+        ("weightcheck", "check", ["model"], ""),
+        ("tiny", "build", ["dest"], "seed noise random"),
+        ("needs", "check", [(), "lane"], ""),
+        ("notebook", "begin", ["name"], "lane run_id"),
+        ("notebook", "Session.launch", ["self", "stage"], ""),
+        ("notebook", "Session.start", ["self", "stage"], "variant"),
+        ("notebook", "Session.prove", ["self"], ""),
+        ("notebook", "Session.measure", ["self", ["w"]], "repeats"),
+        ("notebook", "Session.ladder", ["self"], ""),
+        ("notebook", "Session.stop", ["self"], ""),
+        ("proof", "prove", ["server"], ""),
+        ("proof", "Proof.require", ["self"], ""),
+        ("show", "proof", ["proof"], ""),
+        (
+            "suite",
+            "run_suite",
+            ["lane"],
+            "notebooks params run_id resume cell_timeout_s progress record_minutes",
+        ),
+        ("store", "latest", ["runs"], ""),
+        ("report", "build", ["folder"], ""),
+        ("nbcheck", "check", [["paths"]], ""),
+        ("nbcheck", "fix", [["paths"]], ""),
+    ],
+)
+def test_signatures(module, name, args, given):
+    import importlib
+
+    found = importlib.import_module(f"sparkling.{module}")
+    for part in name.split("."):
+        found = getattr(found, part)
+    inspect.signature(found).bind(*args, **dict.fromkeys(given.split()))
 
 
 def test_without_a_server_environment(monkeypatch, capsys, tmp_path):

@@ -758,6 +758,21 @@ def test_an_alias_in_a_stage_replaces_the_parents_flag(tmp_path):
     assert launch.value("tp-size") == "2" and launch.words("tensor-parallel-size") is None
 
 
+def test_a_variant_is_laid_over_its_parent(tmp_path):
+    text = edit(
+        (
+            "page-size = 64",
+            'page-size = 64\n[variants.w]\ntitle = "W"\nwhy = "."\nparent = "v"\n'
+            "[variants.w.flags]\npage-size = 32",
+        )
+    )
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    book = load(path, root=tmp_path)
+    assert book.render("nextn", model="/m", variant="w").value("page-size") == "32"
+    assert book.render("nextn", model="/m", variant="v").value("page-size") == "64"
+
+
 def test_a_tree_that_fits_is_allowed(tmp_path):
     text = edit(
         ("speculative-eagle-topk = 1", "speculative-eagle-topk = 2"),
