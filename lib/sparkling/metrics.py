@@ -32,8 +32,8 @@ NA = "n/a"
 @dataclass(frozen=True)
 class Decode:
     """The measured stretch of one reply: `tokens` arrived in `seconds`, between the first and the
-    last chunk. `method` is "counted" (the server counted the tokens of both chunks, so k and the
-    count at t_last are exact) or "k=1" (no such counts: one token is taken for the first chunk,
+    last chunk that say how many tokens there were so far. `method` is "counted" (they say so, hence
+    k and the count at t_last are exact) or "k=1" (no such counts: one token is taken for the first chunk,
     and n at the last, which is too high by (k-1)/(n-k) if the first chunk held k)."""
 
     tokens: int
@@ -47,14 +47,14 @@ class Decode:
 
 def decode(reply: Reply) -> Decode | None:
     """The decode stretch, or None: one chunk, no usage, not streamed, or not complete."""
-    times, counts, n = reply.chunk_times_s, reply.chunk_tokens, reply.completion_tokens
+    times, n = reply.chunk_times_s, reply.completion_tokens
     if not reply.complete or n is None or len(times) < 2 or times[-1] <= times[0]:
         return None
-    seconds = times[-1] - times[0]
-    first, last = counts[0], counts[-1]
-    if first is not None and last is not None:
-        return Decode(last - first, seconds, "counted") if last > first else None
-    return Decode(n - 1, seconds, "k=1") if n > 1 else None
+    counted = [(t, c) for t, c in zip(times, reply.chunk_tokens, strict=True) if c is not None]
+    if counted:
+        (t0, first), (t1, last) = counted[0], counted[-1]
+        return Decode(last - first, t1 - t0, "counted") if last > first and t1 > t0 else None
+    return Decode(n - 1, times[-1] - times[0], "k=1") if n > 1 else None
 
 
 def ttft_s(reply: Reply) -> float | None:

@@ -117,6 +117,11 @@ def test_case_09_last_event_without_blank_line_is_read(client):
     assert (reply.text, reply.complete, reply.finish_reason) == ("hi", True, "stop")
 
 
+def test_case_09_done_without_a_finish_reason_is_not_complete(client):
+    reply = ask(client, n=10, max_tokens=10, finish=None)
+    assert not reply.complete and reply.problem == "no finish reason after 10 tokens"
+
+
 def test_case_09_aborted_by_the_server(client):
     reply = ask(client, n=10, finish="abort")
     assert (reply.complete, reply.problem) == (
@@ -148,6 +153,20 @@ def test_case_21_a_call_in_a_stream(client):
     assert reply.ttft_s is not None and len(reply.chunk_times_s) == 2
     cut = ask(client, raw=[stream_of(*deltas, finish="length")])
     assert cut.tool_calls == [] and cut.broken_calls[0].name == "f"
+
+
+def test_case_21_real_calls_of_sglang_0_5_23():
+    def made(path, max_tokens):
+        return replay(path, Chat(max_tokens=max_tokens, ignore_eos=False, on_text=None))
+
+    whole = made("sglang-tool-call.txt", 60)
+    assert [(c.name, c.arguments) for c in whole.tool_calls] == [("get_weather", {"city": "Paris"})]
+    assert whole.finish_reason == "tool_calls" and metrics.decode(whole).method == "counted"
+    cut = made("sglang-tool-call-cut.txt", 8)
+    assert cut.tool_calls == [] and cut.broken_calls[0].raw == '{"city": '
+    # Here SGLang closed the braces itself, so what max_tokens cut off looks like a whole call.
+    closed = made("sglang-tool-call-closed.txt", 6)
+    assert closed.tool_calls == [] and closed.broken_calls[0].raw == "{}"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +227,7 @@ def test_case_27_unfinished_thinking_handed_over_as_content_is_no_answer():
     )
     whole = Chat(max_tokens=24, ignore_eos=False, on_text=None)
     whole.feed_whole(json.loads((STREAMS / "sglang-chat.json").read_text()), 1.0)
+    assert streamed.chunk_tokens == [1, 2, 6, 7, 11, 12]  # the repetition is no chunk of its own
     for reply in (streamed, whole.finish(1.0, problem=None)):
         assert reply.text == "" and reply.reasoning.startswith(" dog while seven")
         assert reply.reasoning.count("dog") == 1

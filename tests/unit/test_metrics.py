@@ -45,6 +45,13 @@ def test_case_19_one_chunk_is_not_applicable():
     assert metrics.shown(metrics.tpot_s(r)) == "n/a"
 
 
+def test_chunks_without_a_count_do_not_bound_the_stretch():
+    r = reply([0.1, 0.2, 0.3, 0.4], 9, [None, 3, 5, None])
+    assert (metrics.decode(r).tokens, metrics.decode(r).method) == (2, "counted")
+    assert metrics.decode_rate(r) == pytest.approx(2 / 0.1)
+    assert metrics.peak_rate(r) >= metrics.decode_rate(r)
+
+
 def test_an_eos_token_without_text_is_not_counted_into_the_stretch():
     r = reply([0.1, 0.2, 0.3], 4, [1, 2, 3])  # the fourth token, EOS, came with no chunk
     assert metrics.decode_rate(r) == pytest.approx(2 / 0.2)
@@ -59,6 +66,7 @@ def test_an_eos_token_without_text_is_not_counted_into_the_stretch():
         reply([0.1, 0.1], 2),
         reply([0.1, 0.2], 1),
         reply([0.1, 0.2], 2, [2, 2]),
+        reply([0.1, 0.2], 2, [2, None]),
     ],
 )
 def test_what_cannot_be_known_is_none(r):

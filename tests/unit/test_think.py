@@ -12,6 +12,7 @@ from sparkling.think import split
         ("<think>17", "17", ""),
         ("a</think>b</think>c", "ab", "c"),
         ("<think>1</think>x<think>2</think>y", "12", "xy"),
+        ("x<think>1</think>y</think>z", "1xy", "z"),
         ("<think></think>18", "", "18"),
         ("</think>18", "", "18"),
         ("it`s 17</think>The answer is `18`.", "it`s 17", "The answer is `18`."),
