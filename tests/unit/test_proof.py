@@ -106,6 +106,7 @@ def test_a_healthy_server_is_proved(switch, expected):
     assert got.state == ("live" if expected else "off")
     assert got.ok
     assert got.cause is None
+    assert all(e.cause is e.remedy is None for e in got.evidence)
     assert len({e.place for e in got.evidence if e.ok}) >= 2
 
 
@@ -315,6 +316,46 @@ def test_few_rounds_say_nothing():
     assert "19 rounds" in got.sentence
 
 
+@pytest.mark.parametrize("expected", [True, False])
+def test_an_environment_that_nobody_reported_is_unknown(expected):
+    got = verdict("fp8-head", expected, {"moe_runner_backend": "auto"}, None, None, None)
+    (asked,) = [e for e in got.evidence if e.source == "arguments"]
+    assert asked.ok is None
+    assert "could not be read" in asked.found
+
+
+def test_twenty_rounds_are_enough():
+    probe = dataclasses.replace(SPEC, tokens=21, rounds=20, correct=0)
+    got = verdict("nextn", True, *change("nextn", lines=[LOADED, DRAFT], probe=probe))
+    assert got.state == "not live"
+
+
+@pytest.mark.parametrize(
+    ("switch", "lines", "probe"),
+    [
+        ("nextn", [LOADED], SPEC),
+        ("nextn", [LOADED, decode(2.44)], PROBE),
+        ("fp8-head", [LOADED], dataclasses.replace(PROBE, applied=(3, 4))),
+        ("humming", [LOADED, GEMM], PROBE),
+    ],
+)
+def test_work_that_is_seen_overrules_settings_that_are_off(switch, lines, probe):
+    got = verdict(switch, False, info(), lines, None, probe)
+    assert got.state == "not off"
+
+
+def test_a_counter_that_stands_still_is_no_work():
+    probe = dataclasses.replace(PROBE, applied=(3, 3))
+    assert verdict("fp8-head", False, info(), [LOADED], None, probe).state == "off"
+
+
+def test_the_draft_s_own_expert_layer_is_not_one_of_the_target_s():
+    lines = [LAYERS, prepared(2), prepared(3), prepared(4), LOADED, DRAFT, GEMM]
+    got = verdict("humming", True, *change("humming", lines=lines))
+    assert got.state == "live"
+    assert "3 layers, 2 to 3" in {e.found for e in got.evidence}
+
+
 # -- the accept length, from sources that disagree (case 37) ---------------------------------------
 
 
@@ -403,6 +444,7 @@ def test_the_fork_needs_no_plugin_but_its_line():
     assert got.state == "live"
     got = verdict("fp8-head", True, fork, [LOADED], {}, PROBE)
     assert got.state == "not live"
+    assert "plugin did not run" in got.cause
 
 
 # -- what the recipe declares ------------------------------------------------------------------------
