@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+
+# Read by SGLang and torch when they are imported, so set before any test module is.
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+import torch
 
 CONFIG = {
     "architectures": ["BailingMoeV3ForCausalLM"],
@@ -43,6 +50,12 @@ CONFIG = {
     "expert_swiglu_limit_list": [0.7, 0.4, 0, 0.4],
     "share_expert_swiglu_limit_list": [0.9, 0.6, 0.6, 0],
 }
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    """A generator that starts from the same seed in every test."""
+    return torch.Generator().manual_seed(20)
 
 
 @pytest.fixture(scope="session")
