@@ -6,11 +6,9 @@ recording. The rules themselves are in `evidence`.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,18 @@ from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
 from sparkling.errors import NotLive, ServerError, SparklingError
 from sparkling.evidence import Evidence, Probe, Reading, read_log
+from sparkling.probing import (
+    PROBE_PROMPT,
+    PROBE_TOKENS,
+    applied_of,
+    process_environment,
+    read_status,
+    reference_of,
+    run_probe,
+    status_after,
+)
 from sparkling.wanted import RULES, declared
 from sparkling.wanted_draft import MIN_ROUNDS, accept_readings
-from sparkling.wanted_head import HEAD_FLAGS
-
-PROBE_TOKENS = 128
-"""Tokens of the probe: at most 4 a round (3 drafts and the bonus token) make 32 rounds."""
-
-PROBE_PROMPT = (
-    "Write the numbers from one to forty as words, separated by commas: one, two, three, four,"
-)
-
-STATUS_WAIT_S = 5.0
-"""How long the plugin gets to write its counters after the probe."""
 
 GOOD = ("live", "off")
 
@@ -105,6 +102,9 @@ class Proof:
         """Plain data for the run folder; `from_json` reads it back."""
         data = asdict(self)
         data["ok"] = self.ok
+        if self.probe is not None and self.probe.reference:
+            # What it was compared with is a proof of its own; here its stage is enough.
+            data["probe"]["reference"] = {"stage": self.probe.reference.get("stage")}
         return data
 
     @staticmethod
@@ -235,14 +235,14 @@ def prove(server: Any, *, baseline: Path | None = None, tokens: int = PROBE_TOKE
     """Prove every switch of the running server's launch, on or off.
 
     Sends one greedy request of `tokens` tokens. `baseline`: a proof file of the stage without the
-    FP8 head (`sparkling.proof.save`), to compare log-probabilities with. Raises ServerError when
+    FP8 head (`Proof.to_json`), to compare log-probabilities with. Raises ServerError when
     the server is gone or does not answer.
     """
     launch = server.launch
     if not server.alive():
         raise ServerError(
-            f"The server on port {server.port} is not running, so nothing can be "
-            f"proved; start the stage again."
+            f"The server on port {server.port} is not running, so nothing can be proved; start "
+            "the stage again."
         )
     client = server.client()
     info = dict(client.server_info())
@@ -251,11 +251,11 @@ def prove(server: Any, *, baseline: Path | None = None, tokens: int = PROBE_TOKE
     before = read_status(status_file, server.started)
     reference = reference_of(baseline)
     probe = run_probe(client, tokens, reference)
-    after = _status_after(status_file, server.started, before, launch.switches.get("fp8-head"))
+    after = status_after(status_file, server.started, before, launch.switches.get("fp8-head"))
     info_after = client.server_info()
     if info_after.get("internal_states"):
         info["internal_states"] = info_after["internal_states"]
-    probe = Probe(**{**asdict(probe), "applied": (applied_of(before), applied_of(after))})
+    probe = replace(probe, applied=(applied_of(before), applied_of(after)))
     verdicts = judge_all(launch.switches, info, server.events(), after, probe, expectations(launch))
     return Proof(launch.stage, verdicts, probe, made=time.strftime("%Y-%m-%d %H:%M:%S"))
 
@@ -268,108 +268,6 @@ def expectations(launch: Any) -> Mapping[str, Any]:
         return _recipe.load(launch.recipe).stage(launch.stage).expect
     except SparklingError:
         return {}
-
-
-def run_probe(client: Any, tokens: int, reference: Mapping[str, Any] | None) -> Probe:
-    """One greedy request; what it showed. Never raises for a refused request: that is evidence."""
-    try:
-        reply = client.generate(
-            PROBE_PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=5, stream=True
-        )
-    except SparklingError as problem:
-        return Probe(answered=False, note=f"the probe request failed: {problem}")
-    return probe_of(reply, reference)
-
-
-def probe_of(reply: Any, reference: Mapping[str, Any] | None = None) -> Probe:
-    """A `reply.Reply` of /generate as a `Probe`."""
-    spec = reply.spec
-    top = None
-    if reply.logprobs:
-        # Keys as text: the probe is stored as JSON, and JSON has no other.
-        top = [{str(token): value for token, value in p.top} for p in reply.logprobs]
-    return Probe(
-        answered=bool(reply.completion_tokens) and reply.complete,
-        tokens=reply.completion_tokens,
-        rounds=spec.rounds if spec else None,
-        correct=spec.tokens - spec.rounds if spec else None,
-        proposed=spec.proposed if spec else None,
-        reported_length=spec.reported if spec else None,
-        reported_rate=spec.accept_rate if spec else None,
-        top=top,
-        output_ids=reply.output_ids,
-        reference=reference,
-        note=reply.problem or "",
-    )
-
-
-def read_status(path: Path | None, since: float | None = None) -> dict[str, Any] | None:
-    """The plugin's status file; None when there is none to expect, {} when it was never written.
-
-    A file older than the server's start (`since`, wall seconds) belongs to another server.
-    """
-    if path is None:
-        return None
-    path = Path(path)
-    try:
-        if since is not None and path.stat().st_mtime < since - 1.0:
-            return {}
-        data = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def applied_of(status: Mapping[str, Any] | None) -> int | None:
-    """The plugin's counter of FP8 head products, or None where it does not say."""
-    head = status.get("head") if isinstance(status, Mapping) else None
-    value = head.get("applied") if isinstance(head, Mapping) else None
-    return value if isinstance(value, int) else None
-
-
-def _status_after(path, since, before, wait: bool | None) -> dict[str, Any] | None:
-    """The status after the probe; waits a little where a counter is due to grow."""
-    deadline = time.monotonic() + (STATUS_WAIT_S if wait and applied_of(before) is not None else 0)
-    while True:
-        status = read_status(path, since)
-        now = applied_of(status)
-        if time.monotonic() >= deadline or (now is not None and now > (applied_of(before) or 0)):
-            return status
-        time.sleep(0.2)
-
-
-def process_environment(pid: int, wanted: Iterable[str]) -> dict[str, str] | None:
-    """What the process really has of these variables (and of the FP8 head's), from /proc.
-
-    /server_info's env_vars lists SGLang's own variables only, so ours are read here; the rest of
-    the environment, which may hold secrets, is not kept.
-    """
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    names = {*wanted, *HEAD_FLAGS}
-    pairs = (item.split(b"=", 1) for item in raw.split(b"\0") if b"=" in item)
-    found = {os.fsdecode(k): os.fsdecode(v) for k, v in pairs}
-    return {k: v for k, v in found.items() if k in names}
-
-
-def reference_of(path: Path | None) -> dict[str, Any] | None:
-    """{top, output_ids, stage} of a stored proof, to compare log-probabilities with."""
-    if path is None or not Path(path).is_file():
-        return None
-    try:
-        data = json.loads(Path(path).read_text("utf-8"))
-    except ValueError as problem:
-        raise SparklingError(
-            f"The stored proof {path} is not readable ({problem}); prove the baseline again."
-        ) from problem
-    probe = data.get("probe") or {}
-    if not probe.get("top"):
-        return None
-    return {"top": probe["top"], "output_ids": probe.get("output_ids"), "stage": data.get("stage")}
 
 
 def prove_recorded(name: str) -> Proof:
