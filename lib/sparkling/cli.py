@@ -74,6 +74,16 @@ def _launch(args: argparse.Namespace, where: Lane, stage: str, variant: str | No
     return _book(where).render(stage, model=where.model, port=port, variant=variant)
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds"  # what argparse calls a value that is none
+
+
 def _say(text: str = "") -> None:
     print(text, flush=True)
 
@@ -151,7 +161,7 @@ def _serve(args: argparse.Namespace) -> int:
             python=where.server_python,
             log=log,
             api_key=os.environ.get("SPARKLING_API_KEY") or None,
-            deadline_s=book.timeouts.get("ready_s", 180),
+            deadline_s=args.deadline or book.timeouts.get("ready_s", 300),
             progress=_phases(),
             # Whoever names a port wants that one; without a name another may be taken.
             exact_port=bool(args.port),
@@ -377,6 +387,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("stage", metavar="STAGE")
     _launch_options(serve)
     serve.add_argument("--log", help="the server's log file (default: in runs/serve)")
+    serve.add_argument(
+        "--deadline", type=_seconds, metavar="SECONDS", help="limit for the start (the recipe's)"
+    )
     serve.epilog = "An API key is read from SPARKLING_API_KEY; there is none by default."
 
     stop = command("stop", _stop, "stop every server that we started")
@@ -421,7 +434,9 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument(
         "--resume", action="store_true", help="continue RUN, or the newest run of this lane"
     )
-    suite.add_argument("--cell-timeout", type=float, metavar="SECONDS", help="limit for one cell")
+    suite.add_argument(
+        "--cell-timeout", type=_seconds, metavar="SECONDS", help="limit for one cell"
+    )
     suite.add_argument(
         "--record-minutes", action="store_true", help="write the minutes to notebooks/minutes.json"
     )

@@ -204,6 +204,16 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (["render", "nextn", "--recipe", "/no/such.toml"], "/no/such.toml: there is no such file."),
         (["render", "nextn", "--diff", "base"], None),
+        (
+            ["serve", "nextn", "--deadline", "-1"],
+            "argument --deadline: invalid number of seconds value: '-1'; see sparkling serve "
+            "--help.",
+        ),
+        (
+            ["suite", "--cell-timeout", "nan"],
+            "argument --cell-timeout: invalid number of seconds value: 'nan'; see sparkling suite "
+            "--help.",
+        ),
         (["suite", "-p", "x"], "-p x is not of the form NAME=VALUE."),
         (["suite", "-p", "1x=2"], "-p 1x=2 is not of the form NAME=VALUE."),
         (["suite", "-p", "a=1", "-p", "a=2"], "-p a is given twice."),
@@ -359,7 +369,7 @@ def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
     assert given["launch"].stage == "nextn" and given["launch"].port == 31000
     assert given["exact_port"] is True, "a port that is named is meant"
     assert given["log"] == log and given["runs"] == tmp_path / "runs"
-    assert given["api_key"] == "not-to-be-shown" and given["deadline_s"] == 180
+    assert given["api_key"] == "not-to-be-shown" and given["deadline_s"] == 300
     assert "not-to-be-shown" not in out + err
     assert "not-to-be-shown" not in json.dumps(given["launch"].to_json())
     # remembered while it ran, forgotten after
@@ -367,7 +377,8 @@ def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
 
 
 def test_serve_has_no_key_and_no_fixed_port_by_default(capsys, tmp_path, server):
-    run(capsys, "serve", "baseline")
+    run(capsys, "serve", "baseline", "--deadline", "77")
+    assert server.given["deadline_s"] == 77
     assert server.given["api_key"] is None and server.given["exact_port"] is False
     assert server.given["launch"].host == "127.0.0.1"
     assert server.given["log"].parent == tmp_path / "runs" / "serve"
