@@ -186,14 +186,18 @@ def _tiles(path: Path, tensors: Mapping[str, Tensor], available: int) -> None:
         position = tensor.end
     if available < position:
         raise WeightsError(
-            f"{path} is short by {position - available:,} bytes: the download was cut off; "
-            "fetch it again."
+            f"{path} is short by {_bytes(position - available)}: the download was cut off; fetch "
+            "it again."
         )
     if available > position:
         raise WeightsError(
-            f"{path} is {available - position:,} bytes too long: something was appended to it; "
+            f"{path} is {_bytes(available - position)} too long: something was appended to it; "
             "fetch it again."
         )
+
+
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count:,} bytes"
 
 
 def _json(path: Path, what: str) -> dict[str, Any]:
@@ -303,3 +307,56 @@ def check(
         size=sum((folder / name).stat().st_size for name in names),
         hashed=tuple(name for name in names if name in known),
     )
+
+
+def inventory(model_dir: Path | str) -> list[dict[str, Any]]:
+    """Bytes by part of the model, largest first, as rows for a table; reads headers only.
+
+    Parts are told by Ling's tensor names; what is not recognised is listed as "other".
+    """
+    folder = Path(model_dir)
+    layers = _json(folder / "config.json", "configuration").get("num_hidden_layers")
+    names, _ = _shards(folder)
+    tensors = [tensor for name in names for tensor in header(folder / name).values()]
+    mla = {_layer(t.name) for t in tensors if ".kv_b_proj." in t.name}
+    parts: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        parts.setdefault(_part(tensor.name, layers, mla), []).append(tensor)
+    total = sum(t.end - t.start for t in tensors)
+    rows = []
+    for part, found in parts.items():
+        size = sum(t.end - t.start for t in found)
+        rows.append(
+            {
+                "part": part,
+                "dtype": ", ".join(sorted({t.dtype for t in found})),
+                "tensors": len(found),
+                "MB": size / 1e6,
+                "%": 100 * size / total,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["MB"], row["part"]))
+
+
+def _layer(name: str) -> int | None:
+    before, found, after = name.partition("model.layers.")
+    number = after.partition(".")[0]
+    return int(number) if found and not before and number.isdecimal() else None
+
+
+def _part(name: str, layers: Any, mla: set[int | None]) -> str:
+    layer = _layer(name)
+    if layer is None:
+        whole = {"word_embeddings": "embedding", "lm_head": "LM head", "norm": "norms"}
+        return next((part for key, part in whole.items() if key in name.split(".")), "other")
+    if isinstance(layers, int) and layer >= layers:
+        return "NEXTN layer"
+    kinds = {
+        ".shared_experts.": "shared expert",
+        ".experts.": "routed experts",
+        ".mlp.gate.": "router",
+        ".mlp.": "dense MLP",
+        ".attention.": "MLA attention" if layer in mla else "KDA attention",
+        "layernorm.": "norms",
+    }
+    return next((part for key, part in kinds.items() if key in name), "other")

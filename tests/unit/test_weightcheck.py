@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from sparkling import weightcheck
+from sparkling import tiny, weightcheck
 from sparkling.errors import UsageError
 from sparkling.weightcheck import WeightsError, check, header
 
@@ -71,10 +71,10 @@ def zero_payload(data):
 CASE_13 = {
     "zeroed tail": (zero_tail, "right form but not the right content"),
     "zeroed payload": (zero_payload, "right form but not the right content"),
-    "cut by one byte": (lambda d: d[:-1], "is short by 1 bytes"),
+    "cut by one byte": (lambda d: d[:-1], "is short by 1 byte:"),
     "cut inside the header": (lambda d: d[:60], "cut off inside its header (60 of at least"),
-    "one byte more": (lambda d: d + b"x", "is 1 bytes too long"),
-    "doubled": (lambda d: d + d, "bytes too long"),
+    "one byte more": (lambda d: d + b"x", "is 1 byte too long"),
+    "doubled": (lambda d: d + d, " bytes too long"),
     "Git LFS pointer": (
         lambda d: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
         "is a Git LFS pointer",
@@ -101,7 +101,7 @@ def test_each_broken_file_has_its_own_sentence(folder, name):
     assert str(folder / "model.safetensors") in message
     assert "\n" not in message and message.endswith(".")
     others = {says for other, (_, says) in CASE_13.items() if other != name}
-    assert not [text for text in others - {says} if text in message and text != "bytes too long"]
+    assert not [text for text in others - {says} if text in message and text != " bytes too long"]
 
 
 def test_right_size_and_header_alone_are_not_called_verified(folder):
@@ -246,3 +246,31 @@ def test_the_folders_own_manifest_is_used(folder):
     manifest.write_text(json.dumps({"sha256": {"gone.json": "0"}}))
     with pytest.raises(WeightsError, match=r"lacks gone\.json"):
         check(folder)
+
+
+def test_the_inventory_accounts_for_every_byte(tmp_path):
+    made = tiny.build(tmp_path / "tiny")
+    rows = weightcheck.inventory(made)
+    parts = {row["part"]: row for row in rows}
+    assert set(parts) == {
+        "embedding",
+        "LM head",
+        "norms",
+        "KDA attention",
+        "MLA attention",
+        "dense MLP",
+        "routed experts",
+        "shared expert",
+        "router",
+        "NEXTN layer",
+    }
+    found = header(made / "model.safetensors")
+    assert sum(row["tensors"] for row in rows) == len(found)
+    assert sum(row["%"] for row in rows) == pytest.approx(100)
+    size = sum(t.end - t.start for t in found.values())
+    assert sum(row["MB"] for row in rows) == pytest.approx(size / 1e6)
+    assert rows == sorted(rows, key=lambda row: -row["MB"])
+    # 3 expert layers of 8 experts, three matrices of 192 x 64, two bytes each.
+    assert parts["routed experts"]["MB"] == pytest.approx(3 * 8 * 3 * 192 * 64 * 2 / 1e6)
+    assert parts["routed experts"]["tensors"] == 72
+    assert parts["router"]["dtype"] == "F32" and parts["LM head"]["dtype"] == "BF16"
