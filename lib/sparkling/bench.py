@@ -6,9 +6,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,11 @@ def run(
     out = Path(out)
     with Journal(out) as journal:
         _same_machine(journal.rows, facts, out)
-        cases = [c for w in workloads for c in _render(client, w)]
+        bench = _Bench(client, server_or_client, launch, stall_s)
+        cases = [c for w in workloads for c in bench.render(w)]
         done = {_key(r): r for r in journal.rows}
         wanted = [(repeat, c) for repeat in range(repeats) for c in cases]
         keys = [_case_key(facts["arm_hash"], c, repeat) for repeat, c in wanted]
-        bench = _Bench(client, server_or_client, launch, stall_s)
         block: tuple[int, str] | None = None
         warm: set[str] = set()
         finished = sum(key in done for key in keys)
@@ -170,6 +171,19 @@ class _Bench:
         self.speculates = bool(launch.switches.get("nextn"))
         self.use_counters = False
         self._can_flush = True
+
+    def render(self, workload: Workload) -> list[_Case]:
+        """The cases of a workload, prompts cut to size with the server's tokenizer."""
+        cases = []
+        for prompt in workload.prompts:
+            try:
+                text = self._guard(partial(prompt.render, self.client.count_tokens))
+            except Refused as error:
+                if error.status != 404:
+                    raise
+                text = prompt.render(None)  # no tokenizer: an estimate, the same for every arm
+            cases.append(_Case(workload, prompt, text, digest([text, workload.settings()])))
+        return cases
 
     def flush(self) -> bool:
         """Empty the prefix cache; false where the server cannot."""
@@ -218,10 +232,10 @@ class _Bench:
             **w.sampling,
         }
         if w.api == "generate":
-            ask = lambda: self.client.generate(case.text, **kwargs)  # noqa: E731
+            ask = partial(self.client.generate, case.text, **kwargs)
         else:
             kwargs |= {"thinking": w.thinking, "extra": {"return_output_ids_in_sglext": True}}
-            ask = lambda: self.client.chat(case.text, **kwargs)  # noqa: E731
+            ask = partial(self.client.chat, case.text, **kwargs)
         reply = self._guard(ask)
         self.answered += 1
         return reply
@@ -298,17 +312,6 @@ def _facts(arm: str, launch: Any) -> dict[str, Any]:
         "machine": here,
         "machine_id": digest(here),
     }
-
-
-def _render(client: Client, workload: Workload) -> Iterable[_Case]:
-    for prompt in workload.prompts:
-        try:
-            text = prompt.render(client.count_tokens)
-        except Refused as error:
-            if error.status != 404:
-                raise
-            text = prompt.render(None)  # no tokenizer to ask: an estimate, the same for every arm
-        yield _Case(workload, prompt, text, digest([text, workload.settings()]))
 
 
 def _case_key(arm: str, case: _Case, repeat: int) -> tuple[Any, ...]:

@@ -85,8 +85,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/flush_cache":
             STATE["flushes"] += 1
             return self._json("{}")
-        if self.path == "/tokenize":
+        if self.path == "/tokenize" and self.server.defaults.get("tokenizer", True):
             return self._json({"count": len(body["prompt"].split())})
+        if self.path == "/tokenize":
+            return self._json({"detail": "Not Found"}, 404)
         STATE["posts"] += 1
         p = {**self.server.defaults, **body.get("paced", {})}
         p["n"] = p.get("n") or body.get("max_tokens") or 16

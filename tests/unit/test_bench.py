@@ -244,6 +244,24 @@ def test_a_server_that_is_gone_is_named_with_its_last_words(tmp_path):
         bench.run(
             gone, arm="a", launch=launch(), workloads=[small()], repeats=1, out=tmp_path / "b"
         )
+    with pytest.raises(ServerError, match="went away after 0 requests"):  # while prompts are cut
+        bench.run(
+            gone,
+            arm="a",
+            launch=launch(),
+            workloads=workloads({"prompts": 1}, ["shape"]),
+            repeats=1,
+            out=tmp_path / "c",
+        )
+
+
+def test_a_server_without_a_tokenizer_gets_prompts_of_estimated_length(tmp_path):
+    works = workloads({"shape_input": 100, "shape_output": 4, "prompts": 1}, ["shape"])
+    rows = []
+    for tokenizer in (True, False):
+        with paced(rate=4000, tokenizer=tokenizer) as server:
+            rows += run(server, tmp_path / f"{tokenizer}", works=works, repeats=1)
+    assert rows[0]["case_hash"] != rows[1]["case_hash"] and all(r["complete"] for r in rows)
 
 
 def test_speculation_counters_in_rows(tmp_path):
