@@ -8,6 +8,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 .venv/bin/sparkling tiny > /dev/null
 export SPARKLING_REQUIRE_SERVER="${SPARKLING_REQUIRE_SERVER:-1}"
 if [ "$#" -eq 0 ]; then
-  set -- tests/static tests/unit tests/test_engine.py tests/server tests/notebooks tests/leaks
+  set -- --nbval-lax tests/static tests/unit tests/test_engine.py tests/server tests/notebooks tests/leaks
 fi
 exec .venv/bin/python -m pytest "$@"
