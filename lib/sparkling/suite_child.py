@@ -88,7 +88,7 @@ def run(job: dict[str, Any]) -> int:
             autosave_cell_every=10,
         )
     except PapermillExecutionError as failure:
-        said = strip_ansi("\n".join(failure.traceback)) or f"{failure.ename}: {failure.evalue}"
+        said = strip_ansi("\n".join(failure.traceback)) or hidden(Path(job["output"]))
         problem = {"kind": "error", "index": at.get("cell"), "said": said}
     except TimeoutError:
         limit = job["cell_timeout_s"]
@@ -107,6 +107,17 @@ def run(job: dict[str, Any]) -> int:
     leaks = end_leftovers(job["linger_s"])
     say(event="done", problem=problem, leaks=leaks)
     return 0 if problem is None and not leaks else 1
+
+
+def hidden(output: Path) -> str:
+    """What a failing cell printed whose error itself was hidden by a custom traceback."""
+    said = ""
+    for cell in json.loads(output.read_text("utf-8"))["cells"]:
+        if (cell["metadata"].get("papermill") or {}).get("exception"):
+            said = "".join("".join(o.get("text", "")) for o in cell.get("outputs", ()))
+    return (
+        f"The cell failed, and its error was not shown. It printed: {strip_ansi(said) or 'nothing'}"
+    )
 
 
 def untruth(output: Path) -> dict[str, Any] | None:

@@ -220,13 +220,23 @@ class Pass:
                     return None
                 if now - told >= TICK_S:
                     told = now
-                    where = f", cell {mine.cell} of {total}" if total else ""
-                    self.progress(f"{at} {mine.name}: {clock(now - began)}{where}")
+                    self.progress(f"{at} {self._where(mine, now - began, total)}")
             return None
         finally:
             os.close(reader)
             if self.signal is not None or mine.kind == "timeout":
                 self._kill_child()
+
+    def _where(self, mine: NotebookResult, elapsed_s: float, total: int) -> str:
+        """Notebook, elapsed, expected, cell: one progress line."""
+        expected = self.expected.get(mine.name)
+        text = f"{mine.name}: {clock(elapsed_s)}" + (
+            f" of about {clock(expected)}" if expected else ""
+        )
+        if total:
+            text += f", cell {mine.cell} of {total}"
+            text += f" ({mine.cell_first})" if mine.cell_first else ""
+        return text
 
     def _kill_child(self) -> None:
         """The child's whole group at once; its kernel dies with it, a server through its keeper."""

@@ -38,6 +38,11 @@ def make_lane(tmp: Path) -> Lane:
     return Lane("cpu", ROOT, python, recipe, tmp / "model", tmp / "runs", "a test")
 
 
+LIVE = """from sparkling.live import Live
+with Live("Counting") as live:
+    for i in range(30):
+        live.update([{"i": i}], note=f"{i} of 29")"""
+
 CARD = 'title = "{0}"\nhave = "h"\nrisks = "r"\nundo = "u"\nafter = {1}\n'
 
 
@@ -52,6 +57,7 @@ def mixed(tmp_path_factory):
         "00_good",
         "import os\nprint(repeats, fast, lane, run_id)\nprint(os.environ['SPARKLING_RUNS'])",
         "for i in range(50):\n    print(i, end='\\r', flush=True)\nprint('end')",
+        LIVE,
     )
     write(books, "10_bad", "x = 1", "# a comment\nraise ValueError('the bad thing')", "x = 2")
     write(books, "20_needs_bad", "1")
@@ -124,6 +130,15 @@ def test_streams_are_one_output(mixed):
     assert outputs[0]["text"].endswith("end\n")
 
 
+def test_a_live_view_leaves_one_output_with_its_final_state(mixed):
+    _, _, result, _ = mixed
+    (output,) = executed(result, "00_good")["cells"][5]["outputs"]
+    assert output["output_type"] == "display_data"
+    for face in ("text/plain", "text/html"):
+        assert "29 of 29" in output["data"][face]
+        assert "…" not in output["data"][face]
+
+
 def test_the_failing_notebook_is_saved_with_its_error(mixed):
     _, _, result, _ = mixed
     cells = executed(result, "10_bad")["cells"]
@@ -138,7 +153,8 @@ def test_timings_per_notebook_and_per_cell(mixed):
     assert data["seconds"] >= sum(n["seconds"] for n in data["notebooks"]) * 0.99
     good = data["notebooks"][0]
     assert good["seconds"] > 0
-    assert [c["first"] for c in good["cells"]][-2:] == ["import os", "for i in range(50):"]
+    firsts = [c["first"] for c in good["cells"]]
+    assert firsts[-3:-1] == ["import os", "for i in range(50):"]
     assert sum(c["seconds"] for c in good["cells"]) <= good["seconds"]
 
 
@@ -256,6 +272,8 @@ def tricks(tmp_path_factory):
         " start_new_session=True)"
     )
     write(books, "50_leak", leak)
+    hide = "get_ipython().set_custom_exc((Exception,), lambda *a, **k: print('all is well'))"
+    write(books, "60_hidden", hide, "1 / 0")
     lane = make_lane(tmp)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkling.suite_run.LINGER_S", 1.0)
@@ -269,6 +287,7 @@ def tricks(tmp_path_factory):
         ("30_slow", "timeout", "longer than 3 s"),
         ("40_dead", "dead", "kernel died"),
         ("50_leak", "leak", "sleep 302"),
+        ("60_hidden", "error", "It printed: all is well"),
     ],
 )
 def test_no_failure_slips_through(tricks, name, kind, said):
@@ -374,6 +393,42 @@ def test_a_suite_that_is_killed_leaves_nothing_running_and_resumes(tmp_path):
     assert again.returncode == 0, out
     assert "00_done: kept" in out
     assert tidy.leaks(run_dir) == []  # the scratch folder of the killed one included
+
+
+@pytest.mark.slow
+def test_two_suites_at_once_do_not_meet(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    write(tmp_path / "notebooks", "00_a", "import time\ntime.sleep(1)\nprint(run_id)")
+    pair = [launch(tmp_path), launch(tmp_path)]
+    outs = [p.communicate(timeout=120)[0] for p in pair]
+    assert [p.returncode for p in pair] == [0, 0], outs
+    runs = sorted(p.name for p in (tmp_path / "runs").glob("2*"))
+    assert len(runs) == 2
+    for run in runs:
+        book = nbformat.read(tmp_path / "runs" / run / "notebooks" / "00_a.ipynb", as_version=4)
+        assert run in book.cells[-1].outputs[0]["text"]
+
+
+def test_progress_says_elapsed_expected_and_cell(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    write(tmp_path / "notebooks", "00_a", "1")
+    book = tmp_path / "notebooks" / "00_a.ipynb"
+    one = suite_run.Pass(
+        make_lane(tmp_path),
+        tmp_path / "r",
+        [book],
+        {"00_a": {"cells": []}},
+        {"00_a": {}},
+        {},
+        9.0,
+        print,
+    )
+    one.expected = {"00_a": 70.0}
+    mine = suite.NotebookResult("00_a", cell=5, cell_first="nb.start('nextn')")
+    said = one._where(mine, 42.0, 14)
+    assert said == "00_a: 0:42 of about 1:10, cell 5 of 14 (nb.start('nextn'))"
+    one.expected = {}
+    assert one._where(mine, 42.0, 0) == "00_a: 0:42"
 
 
 def test_one_run_is_executed_by_one_suite(tmp_path):
