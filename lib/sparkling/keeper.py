@@ -220,6 +220,7 @@ class Warden:
             code=self.code,
             reason=self.reason,
             left=[[one.pid, one.name, one.state] for one in left],
+            log_error=self.log.error,
             recent=self.log.recent.decode("utf-8", "replace") if self.log.error else "",
         )
 

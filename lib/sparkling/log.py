@@ -805,15 +805,18 @@ def _unstamped(line: str, line_no: int) -> Event | None:
 # --------------------------------------------------------------------------- many lines
 
 _BLOCK = 1 << 20
+_STEP = 1 << 26  # what a follower takes in at once
 _LINE_LIMIT = 1 << 24  # a longer "line" is not one of SGLang's
 
 
 def _blocks(path: Path, offset: int) -> Iterator[list[bytes]]:
     with open(path, "rb") as file:
+        # Up to its present size: a file that grows, or a device, must not make this endless.
         size = os.fstat(file.fileno()).st_size
-        file.seek(offset if offset <= size else 0)
+        left = size - file.seek(offset if offset <= size else 0)
         rest = b""
-        while block := file.read(_BLOCK):
+        while block := file.read(min(_BLOCK, left)):
+            left -= len(block)
             lines = (rest + block).split(b"\n")
             rest = lines.pop()
             if len(rest) > _LINE_LIMIT:
@@ -926,7 +929,7 @@ class Follower:
                     self._offset, self._rest = 0, b""
                 self._file_id = file_id
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(min(status.st_size - self._offset, _STEP))
         except FileNotFoundError:
             return []
         self._offset += len(data)

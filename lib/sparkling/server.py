@@ -87,6 +87,14 @@ class StartFailed(ServerError):
         quoted = "".join(f"\n  | {line}" for line in tail)
         super().__init__(sentence + quoted)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The notebook's runner hands exceptions between processes.
+        return _failed, (self.sentence, self.tail, self.log, self.diagnosis)
+
+
+def _failed(sentence: str, tail: list[str], log: Path, found: Diagnosis | None) -> StartFailed:
+    return StartFailed(sentence, tail=tail, log=log, diagnosis=found)
+
 
 # --------------------------------------------------------------------------- ports
 
@@ -420,7 +428,8 @@ class Server:
         self._stopped = False
         self._memory_before = procs.memory_available()
         self._oom_before = procs.oom_kills()
-        self._grace_s = CPU_GRACE_S if _on_cpu(launch.argv) else GRACE_S
+        self._on_cpu = _on_cpu(launch.argv)
+        self._grace_s = CPU_GRACE_S if self._on_cpu else GRACE_S
         try:
             try:
                 log.parent.mkdir(parents=True, exist_ok=True)
@@ -545,6 +554,7 @@ class Server:
             self._log_error = event["error"]
         elif kind in ("exited", "failed"):
             self._ended = event
+            self._log_error = event.get("log_error") or self._log_error
         elif kind == "gone":
             self._ended = {**(self._ended or {}), **event}
 
@@ -567,8 +577,8 @@ class Server:
             with open(self.log, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 begin = self.offset if self.offset <= size else 0
-                file.seek(max(begin, size - (1 << 16) - n * 200))
-                text = file.read().decode("utf-8", "replace")
+                begin = file.seek(max(begin, size - (1 << 16) - n * 200))
+                text = file.read(size - begin).decode("utf-8", "replace")
         except OSError:
             text = ""
         if not text and self._ended:
@@ -651,11 +661,11 @@ class Server:
                 return
             self._hear()
             available = procs.memory_available()
-            grace = min(self._grace_s, max(timeout_s - 5.0, 0.5))
+            grace = min(self._grace_s, max(timeout_s - 5.0, timeout_s / 2))
             with contextlib.suppress(OSError, ValueError):
                 self._keeper.stdin.write(f"stop {grace}\n".encode())
                 self._keeper.stdin.flush()
-            deadline = time.monotonic() + max(timeout_s, grace + 5.0)
+            deadline = time.monotonic() + timeout_s
             while self._keeper.poll() is None and time.monotonic() < deadline:
                 self._hear(0.1)
                 if self._keeper.stdout.closed:
@@ -678,7 +688,9 @@ class Server:
                 )
             self._stopped = True
             _SERVERS.discard(self)
-            self._wait_memory(available)
+            if not self._on_cpu:
+                # Ordinary memory is back when a process is gone; a driver may take longer.
+                self._wait_memory(available)
 
     def _bury(self, timeout_s: float) -> list[procs.Identity]:
         """What is left of the server, after killing it. Normally nothing is."""
@@ -690,11 +702,10 @@ class Server:
         return procs.wait_gone(left, timeout_s)
 
     def _wait_memory(self, at_stop: int | None, timeout_s: float = 15.0) -> None:
-        """Wait until memory the server held is available again.
+        """Wait until memory the server held is available again (a GPU that shares it, say).
 
-        A driver may free it only after the processes are gone. Other programs take and give
-        memory too, so the wait ends when nine tenths are back, or when nothing has come back for
-        a second.
+        Other programs take and give memory too, so the wait ends when nine tenths are back, or
+        when nothing has come back for a second.
         """
         if at_stop is None or self._memory_before is None:
             return

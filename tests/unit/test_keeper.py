@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from sparkling import keeper, procs, server
 
 FAKES = Path(__file__).resolve().parent / "fakes"
 LIMIT_S = 10.0
+PORTS = 31500  # two for each kill; nobody else's
 
 
 def can_bind(port: int) -> bool:
@@ -53,6 +56,7 @@ class Notebook:
         self.log = folder / "server.log"
         self.process = subprocess.Popen(
             [sys.executable, str(FAKES / "notebook.py"), str(self.log), how, *arguments],
+            env={**os.environ, "TMPDIR": str(own)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -100,7 +104,6 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     notebooks = []
     # A short place of this test's own, so that what stays there is seen.
     own = tempfile.mkdtemp(prefix="spk")
-    monkeypatch.setenv("TMPDIR", own)
     monkeypatch.setattr(tempfile, "tempdir", own)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
@@ -123,25 +126,53 @@ def has_workers(notebook: Notebook) -> bool:
     return len(notebook.workers()) == 2 and not can_bind(notebook.port + 1)
 
 
-@pytest.mark.parametrize("moment", ["ready", "loading"])
-@pytest.mark.parametrize("victim", ["notebook", "keeper", "warden", "server", "worker"])
+VICTIMS = ("notebook", "keeper", "warden", "server", "worker")
+MOMENTS = ("ready", "loading")
+
+
+@pytest.fixture(scope="module")
+def kills(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[str, str], tuple[float, list[str]]]:
+    """Every kill, all at the same time: seconds until nothing was left, and what was left."""
+
+    def kill(number: int, victim: str, moment: str) -> tuple[float, list[str]]:
+        own = Path(tempfile.mkdtemp(prefix="spk"))
+        how, mood = ("wait", "ok") if moment == "ready" else ("", "hang-loading")
+        # The fakes listen on two ports each; all begin together and nobody holds them meanwhile.
+        arguments = ("--port", str(PORTS + 2 * number), "--tree", "--mood", mood)
+        notebook = Notebook(tmp_path_factory.mktemp("runs"), own, how, *arguments)
+        try:
+            assert wait_until(lambda: has_workers(notebook), 60)
+            if victim == "worker":
+                time.sleep(1.7)  # the warden must have seen the worker to miss it
+                below = {one.pid for one in procs.descendants(notebook.people["server"].pid)}
+                who = next(one for one in notebook.workers() if one.pid in below)
+            else:
+                who = notebook.people[victim]
+            began = time.monotonic()
+            assert procs.send(who, signal.SIGKILL)
+            wait_until(lambda: not notebook.left())
+            return time.monotonic() - began, notebook.left()
+        finally:
+            notebook.end()
+            shutil.rmtree(own)
+
+    with ThreadPoolExecutor(16) as pool:
+        cases = [(victim, moment) for victim in VICTIMS for moment in MOMENTS]
+        done = pool.map(lambda one: kill(one[0], *one[1]), enumerate(cases))
+        return dict(zip(cases, done, strict=True))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_case_17_killing_any_process_leaves_nothing(
-    begin: Callable[..., Notebook], victim: str, moment: str
+    kills: dict, victim: str, moment: str, record_property: Callable[[str, object], None]
 ) -> None:
-    if moment == "ready":
-        notebook = begin("wait", "--tree")
-    else:
-        notebook = begin("", "--tree", "--mood", "hang-loading")
-    assert wait_until(lambda: has_workers(notebook))
-    if victim == "worker":
-        # The warden must have seen the worker to miss it.
-        time.sleep(1.7)
-        below = {one.pid for one in procs.descendants(notebook.people["server"].pid)}
-        who = next(one for one in notebook.workers() if one.pid in below)
-    else:
-        who = notebook.people[victim]
-    assert procs.send(who, signal.SIGKILL)
-    assert wait_until(lambda: not notebook.left()), notebook.left()
+    seconds, left = kills[victim, moment]
+    record_property("seconds", round(seconds, 2))
+    print(f"{victim} killed while {moment}: all gone after {seconds:.2f} s")
+    assert not left
 
 
 def test_killing_keeper_and_warden_at_once_is_cleaned_by_the_stop_command(
