@@ -15,7 +15,7 @@ from typing import Any
 from sparkling._toml import closest
 from sparkling.errors import UsageError
 
-SET_BY_SUITE = {"lane": "--lane", "run_id": "--run-id"}
+SET_BY_SUITE = {"lane": "--lane", "run_id": "--run"}
 """Parameters that the suite gives to every notebook which declares them."""
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")

@@ -125,7 +125,7 @@ def _sole(run_dir: Path) -> Iterator[None]:
         except OSError:
             raise SparklingError(
                 f"Run {run_dir.name} is being executed by another suite; wait for it, or start "
-                "a new run (leave out --resume and --run-id)."
+                "a new run (leave out --resume and --run)."
             ) from None
         yield
 

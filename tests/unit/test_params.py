@@ -112,7 +112,7 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name():
 
 
 def test_what_the_suite_sets_itself_is_refused_with_the_right_option():
-    with pytest.raises(UsageError, match="--run-id"):
+    with pytest.raises(UsageError, match="use --run instead"):
         params.assign(DECLARED, {"run_id": "x"}, {})
 
 
