@@ -197,7 +197,7 @@ def opening(name: str, lane: Lane) -> View:
         ("Needs", ", ".join(card.needs) + " (checked by nb.check())" if card.needs else "nothing"),
         ("Risks", card.risks),
         ("Undo", card.undo),
-        ("Lane", f"{lane.kind}: {lane.reason}"),
+        ("Lane", lane.reason),
     ]
     return _card(card.title, rows)
 
