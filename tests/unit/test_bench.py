@@ -227,9 +227,9 @@ def test_case_11_4_a_server_that_hangs_after_80_requests(tmp_path):
                 works=[small(prompts=100, max_tokens=2)],
                 repeats=1,
                 warmup=0,
-                stall_s=0.5,
+                stall_s=2,
             )
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 45
     assert len(read_rows(out)) == 80
     assert "rows so far are kept" in str(caught.value)
 

@@ -1,6 +1,7 @@
 """The client over HTTP: cases 3, 9, 19, 21, 25, 27, 41, 43, failures in one sentence, real streams."""
 
 import json
+import re
 import socket
 import sys
 import threading
@@ -292,17 +293,24 @@ def test_case_43_comments_and_empty_events_between_tokens(client):
 def test_case_43_a_cut_after_silence_names_the_proxy(client):
     reply = ask(client, cut="fin", at=3, wait_s=1.2)
     assert not reply.complete
-    assert "after 1.2 s of silence, 3 tokens in (an idle limit of a proxy?)" in reply.problem
+    said = r"after [1-9]\.\d s of silence, 3 tokens in \(an idle limit of a proxy\?\)"
+    assert re.search(said, reply.problem)
 
 
 @pytest.mark.parametrize(("cut", "note"), [("stall", ""), ("ping", " (only keep-alive comments)")])
 def test_case_11_a_server_that_goes_silent_is_said_to_have_stopped(client, cut, note):
     began = time.monotonic()
     with pytest.raises(Stalled) as caught:
-        ask(client, cut=cut, at=4, timeout_s=0.4)
-    assert str(caught.value).endswith(f"stopped answering: nothing for 0.4 s after 4 tokens{note}.")
-    assert time.monotonic() - began < 5
+        ask(client, cut=cut, at=4, timeout_s=1.0)
+    assert str(caught.value).endswith(f"stopped answering: nothing for 1 s after 4 tokens{note}.")
+    assert time.monotonic() - began < 20
     assert caught.value.reply.text == " tok" * 4 and not caught.value.reply.complete
+
+
+def test_case_11_silence_after_the_finish_reason_takes_nothing_away(client):
+    stream = sse(chunk({"content": "hi"}), chunk({}, "stop"), done=False)
+    reply = ask(client, raw=[stream], gap_s=1.5, timeout_s=0.5)
+    assert reply.complete and reply.text == "hi"
 
 
 def test_case_11_a_request_that_gets_no_byte_at_all(client):
