@@ -172,7 +172,9 @@ def _serve(args: argparse.Namespace) -> int:
             while running.alive():
                 time.sleep(0.5)
             last = " | ".join(running.tail(3))
-            raise ServerError(f"The server ended by itself; the last lines of {log}: {last}")
+            raise ServerError(
+                f"The server has ended; if nobody stopped it, the last lines of {log} say why: {last}"
+            )
 
 
 def _phases() -> Callable[[str, float], None]:

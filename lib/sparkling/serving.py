@@ -92,7 +92,9 @@ def remembered(server: Server, runs: Path) -> Iterator[Path]:
 def served(runs: Path, *, api_key: str | None = None) -> list[Served]:
     """Every server remembered under `runs` that still runs, by port. Stale notes are removed."""
     found = []
-    for path in sorted((runs / FOLDER).glob("*.json")):
+    for path in (runs / FOLDER).glob("*.json"):
+        if not path.stem.isdigit():
+            continue  # a status file, beside its log
         try:
             note = json.loads(path.read_text("utf-8"))
             identity = procs.Identity.from_json(note["identity"])

@@ -388,7 +388,7 @@ def test_serve_says_when_the_server_dies(capsys, server):
     server.lives = 0
     code, _, err = run(capsys, "serve", "baseline")
     assert code == 1 and server.stopped
-    assert err.startswith("error: The server ended by itself") and "last words" in err
+    assert err.startswith("error: The server has ended") and "last words" in err
     assert err.count("\n") == 1
 
 
