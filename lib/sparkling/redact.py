@@ -21,7 +21,8 @@ _NOT_SECRET = re.compile(
 )
 # Secrets that show by their shape wherever they stand.
 _SHAPE = re.compile(
-    r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{6,}|\b(?:sk|hf|ghp|gho|pypi|ms)[-_][A-Za-z0-9_-]{16,}"
+    r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{12,}"
+    r"|\b(?:hf_|gh[opsu]_)[A-Za-z0-9]{30,}\b|\bsk-[A-Za-z0-9_-]{20,}"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
 _OPTION = re.compile(
@@ -38,8 +39,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def environment_secrets(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Values in the environment that are secrets by their name (HF_TOKEN and the like)."""
-    return [v for k, v in env.items() if is_secret_name(k) and len(v) >= _SHORTEST]
+    """Values in the environment that are secrets by their name (HF_TOKEN and the like). Shorter
+    ones than any real key ("true", "none") are not."""
+    return [v for k, v in env.items() if is_secret_name(k) and len(v) >= 8]
 
 
 def mask_text(text: str, secrets: Iterable[str | None] = ()) -> str:

@@ -425,6 +425,16 @@ def test_a_run_masks_what_it_writes(tmp_path, monkeypatch):
     assert run.mask(hints) == "*** *** ***"
 
 
+def test_secrets_by_their_shape_and_what_only_looks_alike():
+    keys = ["hf_" + "a1" * 17, "sk-" + "b2" * 12, "ghp_" + "c3" * 18]
+    assert mask_text(" ".join(keys)) == "*** *** ***"
+    plain = (
+        "HF_HUB_DISABLE_TELEMETRY=1 hf_transformers_configuration_utilities sk-learn "
+        "a bearer token; Bearer tokens; http://127.0.0.1:30000/v1 --max-new-tokens 5 user@example.org"
+    )
+    assert mask_text(plain) == plain
+
+
 def test_short_values_do_not_blank_out_ordinary_text():
     assert mask_text("port 1 of 2", secrets=["1", "", None]) == "port 1 of 2"
 
