@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from sparkling import procs, recipe, serving
+from sparkling import recipe, serving
 from sparkling.errors import UsageError
 
 
@@ -71,16 +71,27 @@ def test_a_process_that_ended_is_forgotten(server, tmp_path, process):
         assert serving.served(tmp_path) == [] and not path.exists()
 
 
-@pytest.mark.parametrize("field", ["starttime", "boot"])
-def test_another_process_with_the_same_pid_is_not_it(server, tmp_path, field):
+def test_another_process_with_the_same_pid_is_not_it(server, tmp_path):
     with serving.remembered(server, tmp_path) as path:
         note = json.loads(path.read_text())
-        assert field in note["identity"] or "start" in " ".join(note["identity"])
-        key = next(k for k in note["identity"] if field[:4] in k)
-        value = note["identity"][key]
-        note["identity"][key] = value + 1 if isinstance(value, int) else "another"
+        others = [key for key in note["identity"] if key != "pid"]
+        assert len(others) == 2, "its start time and the boot it belongs to"
+        for key in others:
+            value = note["identity"][key]
+            other = value + 1 if isinstance(value, int) else "another"
+            changed = {**note, "identity": {**note["identity"], key: other}}
+            path.write_text(json.dumps(changed))
+            assert serving.served(tmp_path) == [], key
         path.write_text(json.dumps(note))
-        assert serving.served(tmp_path) == []
+        assert len(serving.served(tmp_path)) == 1, "only that was wrong with it"
+
+
+def test_the_plugins_status_files_are_no_notes(server, tmp_path):
+    with serving.remembered(server, tmp_path):
+        status = tmp_path / serving.FOLDER / "20261129-181306-nextn.status.json"
+        status.write_text("{}")
+        assert len(serving.served(tmp_path)) == 1
+        assert status.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": null}', "\x00"])
@@ -110,7 +121,3 @@ def test_choosing(server, tmp_path):
             "`sparkling serve` runs no server on port 31009 (there is one on 31007, 31008); start "
             "one, or name a stage."
         )
-
-
-def test_identity_is_more_than_a_pid(process):
-    assert len(procs.identify(process.pid).to_json()) >= 3
