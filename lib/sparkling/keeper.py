@@ -385,7 +385,7 @@ class Warden:
                     os.unlink(path)
         _remove_tree(self.spec["tmp"])
         if self.orphaned:
-            _remove_records(self.spec)
+            _remove_record(self.spec["state"])
         return left
 
 
@@ -439,7 +439,7 @@ class Keeper:
         finally:
             left = procs.kill_descendants(KILL_TIMEOUT_S)
             _remove_tree(spec["tmp"])
-            _remove_records(spec)
+            _remove_record(spec["state"])
         event = self.exit_event or {"event": "exited", "code": None, "reason": "the warden died"}
         event["left"] = [[one.pid, one.name, one.state] for one in left]
         self.tell(**{**event, "event": "gone"})
@@ -560,15 +560,11 @@ def _remove_tree(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_records(spec: dict) -> None:
-    for key in ("state", "lock"):
-        if not spec[key]:
-            continue
-        # The port's lock is still held here, so nobody can have taken the file over yet.
-        with contextlib.suppress(OSError):
-            os.unlink(spec[key])
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(spec[key]))
+def _remove_record(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))
 
 
 def _read_spec() -> tuple[dict | None, bytes]:

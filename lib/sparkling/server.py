@@ -12,12 +12,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import fcntl
 import getpass
 import http.client
 import itertools
 import json
 import os
+import random
 import re
 import secrets
 import select
@@ -99,53 +99,25 @@ def _failed(sentence: str, tail: list[str], log: Path, found: Diagnosis | None) 
 # --------------------------------------------------------------------------- ports
 
 
-def _runtime_folder() -> Path:
-    """A folder of this user for locks; private, and gone after a reboot."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.path.isdir(base) and os.access(base, os.W_OK):
-        return Path(base, "sparkling")
-    return Path(_short_tmp(), f"sparkling-ports-{os.getuid()}")
+def _lock_port(port: int) -> socket.socket | None:
+    """Reserve `port` among all Sparkling processes of this machine; None if it is reserved.
+
+    The reservation is the name of an abstract Unix socket: it ends with the last process that has
+    the socket open, leaves no file behind, and is valid in the same network namespace as the port.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(f"\0sparkling-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
 
 
 def _short_tmp() -> str:
     # SGLang puts Unix sockets there, whose paths may be 107 bytes long.
     folder = tempfile.gettempdir()
     return folder if len(folder) <= 60 else "/tmp"
-
-
-def _lock_port(port: int) -> tuple[int, str] | None:
-    """Reserve `port` among all Sparkling processes of this user; None if it is reserved already.
-
-    The lock belongs to the open file: it ends with the last process that has it open.
-    """
-    folder = _runtime_folder()
-    path = folder / f"{port}.lock"
-    for _ in range(100):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:  # the last holder has just removed the folder
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            return None
-        # The file may have been removed by its holder between open and lock.
-        with contextlib.suppress(OSError):
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                return handle, str(path)
-        os.close(handle)
-    return None
-
-
-def _unlock_port(lock: tuple[int, str]) -> None:
-    handle, path = lock
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-    os.close(handle)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))
 
 
 def _can_bind(port: int, host: str = HOST) -> bool:
@@ -178,18 +150,15 @@ def _busy(port: int) -> ServerError:
     )
 
 
-def _reserve(port: int | None, exact: bool) -> tuple[int, tuple[int, str]]:
+def _reserve(port: int | None, exact: bool) -> tuple[int, socket.socket]:
     """A port and its lock. Raises ServerError with one sentence if an exact port is taken."""
-    wanted = [port] if port else []
-    for candidate in wanted + ([] if exact and port else [one for one in PORTS if one != port]):
+    others = [] if exact else random.sample(PORTS, len(PORTS))
+    for candidate in ([port] if port else []) + others:
         lock = _lock_port(candidate)
-        if lock is None:
-            if exact:
-                raise _busy(candidate)
-            continue
-        if _can_bind(candidate):
+        if lock is not None and _can_bind(candidate):
             return candidate, lock
-        _unlock_port(lock)
+        if lock is not None:
+            lock.close()
         if exact:
             raise _busy(candidate)
     raise ServerError(f"No port from {PORTS.start} to {PORTS.stop - 1} on {HOST} is free.")
@@ -208,7 +177,7 @@ def free_port(preferred: int | None = None) -> int:
     if preferred is not None and not 1 <= preferred <= 65535:
         raise UsageError(f"{preferred} is no port number (1 to 65535).")
     port, lock = _reserve(preferred, exact=preferred is not None)
-    _unlock_port(lock)
+    lock.close()
     return port
 
 
@@ -332,13 +301,9 @@ def start(
     if exact_port is None:
         exact_port = wanted not in (0, DEFAULT_PORT)
     attempts = 1 if exact_port or not wait else 3
-    avoid = 0
     for attempt in range(1, attempts + 1):
-        if avoid:
-            # Somebody outside took the port while the server was loading.
-            port, lock = _reserve(next(one for one in PORTS if one > avoid), exact=False)
-        else:
-            port, lock = _reserve(wanted or None, exact_port)
+        # Somebody outside may take the port while the server is loading: then another one.
+        port, lock = _reserve((wanted or None) if attempt == 1 else None, exact_port)
         placed = launch if port == wanted else launch.with_port(port)
         server = Server(placed, python, log, api_key, port, lock, extra_env or {}, runs)
         if not wait:
@@ -350,10 +315,6 @@ def start(
             taken = error.diagnosis is not None and error.diagnosis.kind == "port"
             if not taken or attempt == attempts:
                 raise
-            avoid = port
-        except BaseException:
-            server.stop()
-            raise
     raise AssertionError("unreachable")
 
 
@@ -402,7 +363,7 @@ class Server:
         log: Path,
         api_key: str | None,
         port: int,
-        lock: tuple[int, str],
+        lock: socket.socket,
         extra_env: Mapping[str, str],
         runs: Path | None,
     ) -> None:
@@ -439,11 +400,9 @@ class Server:
                     f"The server's log cannot be kept in {log.parent}: {error.strerror}."
                 ) from error
             self._keeper = self._start_keeper(python, lock, extra_env, runs)
-        except BaseException:
-            _unlock_port(lock)
-            raise
-        # The keeper holds the port's lock from now on.
-        os.close(lock[0])
+        finally:
+            # The keeper holds the port's lock from now on.
+            lock.close()
         _SERVERS.add(self)
         try:
             self._await_start()
@@ -456,7 +415,7 @@ class Server:
     def _start_keeper(
         self,
         python: Path,
-        lock: tuple[int, str],
+        lock: socket.socket,
         extra_env: Mapping[str, str],
         runs: Path | None,
     ) -> subprocess.Popen[bytes]:
@@ -475,7 +434,6 @@ class Server:
             "cwd": str(self.log.parent),
             "log": str(self.log),
             "state": str(folder / STATE_FOLDER / f"{self.id}.json"),
-            "lock": lock[1],
             "port": self.port,
             "tmp_base": _short_tmp(),
             "grace_s": self._grace_s,
@@ -488,7 +446,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(lock[0],),
+            pass_fds=(lock.fileno(),),
             start_new_session=True,
             cwd="/",
         )
@@ -856,9 +814,11 @@ class _Waiting:
     def _is_ready(self) -> bool:
         server = self.server
         if not self.http:
-            if _status(server.port, "/model_info", _authorization(server)) != 200:
+            status = _status(server.port, "/model_info", _authorization(server))
+            if status is not None:
+                self._check_listener()
+            if status != 200:
                 return False
-            self._check_listener()
             if server.api_key:
                 self._check_key()
             self.http = True

@@ -52,7 +52,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runs folder; nothing may be left in it but logs, and nothing in the temporary folder."""
     own = tempfile.mkdtemp(prefix="spk")
     monkeypatch.setattr(tempfile, "tempdir", own)
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     runs = tmp_path / "runs"
     yield runs
     for one in list(server._SERVERS):
