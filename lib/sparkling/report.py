@@ -19,6 +19,7 @@ from sparkling.live import clock
 from sparkling.proof import Proof
 from sparkling.show import esc
 from sparkling.store import Run
+from sparkling.suite_result import GOOD, last_lines
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -39,7 +40,6 @@ blockquote { border-left: 4px solid #d9a400; margin: .5rem 0; padding: .3rem .8r
 NAME = "report.html"
 ROWS = "rows"
 """Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
-GOOD = ("ok", "kept")
 
 
 def build(run_dir: Path) -> Path:
@@ -171,7 +171,7 @@ def _notebooks(run_dir: Path, timings: Mapping[str, Any]) -> str:
         if n["verdict"] not in GOOD and n.get("said"):
             where = f"{n['name']}, cell {n['cell']}" if n.get("cell") is not None else n["name"]
             first = f" ({n['cell_first']})" if n.get("cell_first") else ""
-            said = "\n".join(n["said"].strip().splitlines()[-12:])
+            said = "\n".join(last_lines(n["said"]))
             problems.append(f"<p class='bad'>{esc(where + first)}</p><pre>{esc(said)}</pre>")
     problems += [f"<p class='bad'>left behind: {esc(leak)}</p>" for leak in timings["leaks"]]
     total = f"<tr><td>total</td><td>{timings['seconds']:.1f}</td><td></td><td></td></tr>"

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
 GOOD = ("ok", "kept")
+
+
+def last_lines(said: str, limit: int = 12) -> list[str]:
+    """The end of what a failing cell said; an error's own sentence at the top is kept as well."""
+    lines = said.strip().splitlines()
+    if len(lines) <= limit + 1:
+        return lines
+    sentence = re.match(r"[A-Za-z_.]+: \S", lines[0]) is not None
+    return [*lines[:1], "…", *lines[-limit:]] if sentence else lines[-limit:]
 
 
 @dataclass
@@ -45,8 +55,7 @@ class NotebookResult:
         if self.cell is not None:
             where += f", cell {self.cell}"
             where += f" ({self.cell_first})" if self.cell_first else ""
-        lines = self.said.strip().splitlines()[-12:]
-        return where + ":\n" + "\n".join("    " + line for line in lines)
+        return where + ":\n" + "\n".join("    " + line for line in last_lines(self.said))
 
 
 @dataclass

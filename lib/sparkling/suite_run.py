@@ -23,6 +23,7 @@ from sparkling import card, report, tidy
 from sparkling.files import write_atomic
 from sparkling.lane import Lane
 from sparkling.live import clock
+from sparkling.store import Run
 from sparkling.suite_result import GOOD, CellTime, NotebookResult, SuiteResult
 
 OVERTIME_S = 60.0
@@ -123,13 +124,15 @@ class Pass:
         done = self._watch(self._spawn(path, mine.name, scratch), mine, at, began)
         self._judge(mine, done)
         mine.seconds = round(time.monotonic() - began, 2)
+        run = Run(self.dir, mine.name)
+        if mine.verdict not in GOOD and mine.name in run.manifest["notebooks"]:
+            run.finish(mine.verdict)
         self.progress(f"{at} {mine.name}: {mine.verdict} after {clock(mine.seconds)}")
         if mine.problem:
             self.progress(mine.problem)
 
     def _judge(self, mine: NotebookResult, done: Mapping[str, Any] | None) -> None:
-        code = self.child.wait() if self.child else None
-        self.child = None
+        code = self._end_of_child()
         if self.signal is not None:
             mine.verdict, mine.said = "stopped", "The suite was stopped."
         elif done is None:
@@ -224,7 +227,7 @@ class Pass:
             return None
         finally:
             os.close(reader)
-            if self.signal is not None or mine.kind == "timeout":
+            if done is None:
                 self._kill_child()
 
     def _where(self, mine: NotebookResult, elapsed_s: float, total: int) -> str:
@@ -237,6 +240,17 @@ class Pass:
             text += f", cell {mine.cell} of {total}"
             text += f" ({mine.cell_first})" if mine.cell_first else ""
         return text
+
+    def _end_of_child(self) -> int | None:
+        """Its exit code; it has said its last word, so it is not waited for long."""
+        child, self.child = self.child, None
+        if child is None:
+            return None
+        try:
+            return child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return child.wait()
 
     def _kill_child(self) -> None:
         """The child's whole group at once; its kernel dies with it, a server through its keeper."""

@@ -17,6 +17,7 @@ from sparkling import card, procs, suite, suite_child, suite_run, tidy
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 from sparkling.store import open_run
+from sparkling.suite_result import last_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'lane = "auto"\nrun_id = ""\nrepeats = 3\nfast = False'
@@ -211,6 +212,17 @@ def test_a_changed_cell_or_parameter_is_not_kept():
     assert key == suite_run.key_of(same, {"a": 1, "run_id": "r2"})
     assert key != suite_run.key_of(other, {"a": 1})
     assert key != suite_run.key_of(book, {"a": 2})
+
+
+def test_the_sentence_of_an_error_is_not_cut_off_with_its_long_tail():
+    tail = [f"  | line {i}" for i in range(30)]
+    said = "\n".join(["StartFailed: The server did not start: the port is taken.", *tail])
+    kept = last_lines(said)
+    assert kept[0].startswith("StartFailed: The server did not start")
+    assert kept[-1] == "  | line 29"
+    assert len(kept) == 14
+    assert last_lines("-----\n" + "\n".join(map(str, range(40)))) == list(map(str, range(28, 40)))
+    assert last_lines("one\ntwo") == ["one", "two"]
 
 
 def cell(source: str = "x", count: int | None = 1, **more) -> dict:
