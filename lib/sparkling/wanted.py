@@ -24,7 +24,9 @@ from sparkling.wanted_draft import nextn
 from sparkling.wanted_head import fp8_head
 
 
-def humming(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None):
+def humming(
+    on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None
+) -> list[Evidence]:
     """Evidence for the Humming MoE kernels."""
     f = Findings("humming")
     known, backend = arguments_of(info, "moe_runner_backend")

@@ -8,6 +8,7 @@ from sparkling.evidence import (
     AGAIN,
     NO_LOG,
     WITHOUT,
+    Evidence,
     Findings,
     Info,
     LogFacts,
@@ -26,7 +27,9 @@ MIN_ACCEPT = 1.05
 NEXTN_CLASS = "BailingMoeForCausalLMNextN"
 
 
-def nextn(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None):
+def nextn(
+    on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None
+) -> list[Evidence]:
     """Evidence for NEXTN speculative decoding."""
     f = Findings("nextn")
     known, algorithm = arguments_of(info, "speculative_algorithm")

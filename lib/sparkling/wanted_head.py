@@ -10,6 +10,7 @@ from sparkling.evidence import (
     NO_LOG,
     READ_LOG,
     WITHOUT,
+    Evidence,
     Findings,
     Info,
     LogFacts,
@@ -22,15 +23,20 @@ MAX_SHIFT = 1.0
 """Mean |log-probability difference| (nats, top tokens) above which an FP8 head is broken: e4m3
 rounds each weight by at most 1/16 of itself, which moves a logit by hundredths."""
 
+ON = ("1", "true", "yes", "on")
+"""What the plugin takes for on."""
+
 HEAD_LINE = "Online FP8 quantization enabled for lm_head"
 HEAD_FLAG, FORK_FLAG = HEAD_FLAGS = ("SPARKLING_FP8_LM_HEAD", "SGLANG_ENABLE_FP8_LM_HEAD")
 
 
-def fp8_head(on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None):
+def fp8_head(
+    on: bool, info: Info, facts: LogFacts | None, status: Info, probe: Probe | None
+) -> list[Evidence]:
     """Evidence for the FP8 LM head."""
     f = Findings("fp8-head")
     env = environment_of(info)
-    flags = {k: env[k] for k in HEAD_FLAGS if env.get(k, "0") not in ("", "0")} if env else {}
+    flags = {k: env[k] for k in HEAD_FLAGS if env.get(k, "").strip().lower() in ON} if env else {}
     want = f"{HEAD_FLAG} = 1" if on else "no switch for an FP8 head in the environment"
     if env is None:
         f.add("arguments", want, "the server's environment could not be read", None)

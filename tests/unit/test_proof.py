@@ -344,6 +344,15 @@ def test_work_that_is_seen_overrules_settings_that_are_off(switch, lines, probe)
     assert got.state == "not off"
 
 
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("True", True), ("0", False), ("off", False)]
+)
+def test_the_switch_is_read_as_the_plugin_reads_it(value, on):
+    arguments = info(env={"SPARKLING_FP8_LM_HEAD": value})
+    got = verdict("fp8-head", True, *change("fp8-head", arguments=arguments))
+    assert got.ok is on
+
+
 def test_a_counter_that_stands_still_is_no_work():
     probe = dataclasses.replace(PROBE, applied=(3, 3))
     assert verdict("fp8-head", False, info(), [LOADED], None, probe).state == "off"
