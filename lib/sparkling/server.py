@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import getpass
 import http.client
 import itertools
 import json
@@ -216,13 +215,6 @@ def child_environment(
         env.pop("VIRTUAL_ENV", None)
     # Otherwise the folder the server runs in would come first on its module path.
     env["PYTHONSAFEPATH"] = "1"
-    if "TORCHINDUCTOR_CACHE_DIR" not in env:
-        # Its default lies in TMPDIR, which is the server's own and is removed with it.
-        with contextlib.suppress(Exception):
-            env["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(
-                tempfile.gettempdir(),
-                f"torchinductor_{re.sub(r'[^A-Za-z0-9_-]', '_', getpass.getuser())}",
-            )
     env.update(launch_env)
     env.update(extra or {})
     _loopback_unproxied(env)
@@ -420,6 +412,7 @@ class Server:
         runs: Path | None,
     ) -> subprocess.Popen[bytes]:
         extra = {
+            **self._kept_caches(),
             **extra_env,
             MARK: self.id,
             "SPARKLING_STATUS_FILE": str(self.status_file),
@@ -459,6 +452,14 @@ class Server:
             raise ServerError(f"The keeper process did not start: {error}.") from error
         os.set_blocking(keeper.stdout.fileno(), False)
         return keeper
+
+    def _kept_caches(self) -> dict[str, str]:
+        """Compiled kernels that would otherwise lie in TMPDIR, which is removed with the server."""
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        if self._on_cpu or name in os.environ or name in self.launch.env:
+            return {}
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return {name: os.path.join(base, "sparkling", "torchinductor")}
 
     def _await_start(self) -> None:
         """Wait until the process exists (not until it is ready)."""

@@ -566,7 +566,6 @@ def test_the_childs_environment() -> None:
         "FORCE_COLOR": "1",
         "NO_PROXY": "*",
         "no_proxy": "a, 127.0.0.1",
-        "TORCHINDUCTOR_CACHE_DIR": "/keep",
         "A": "base",
     }
     python = PYTHON
@@ -580,11 +579,27 @@ def test_the_childs_environment() -> None:
     assert env["OMP_NUM_THREADS"] == "7"
     assert env["NO_PROXY"] == "*"
     assert env["no_proxy"] == "a,127.0.0.1,localhost,::1"
-    assert env["TORCHINDUCTOR_CACHE_DIR"] == "/keep"
     assert "OMP_NUM_THREADS" not in server.child_environment({}, python, base={})
     assert "VIRTUAL_ENV" not in server.child_environment(
         {}, Path("/usr/bin/python3"), base={"VIRTUAL_ENV": "/x"}
     )
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", False), ("cuda", True)])
+def test_compiled_kernels_outlive_a_server_on_a_gpu(
+    begin: Callable[..., server.Server], monkeypatch: pytest.MonkeyPatch, device: str, kept: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    running = begin("--mood", "hang-loading", wait=False)
+    running._on_cpu = device == "cpu"
+    assert running._kept_caches() == (
+        {"TORCHINDUCTOR_CACHE_DIR": "/cache/sparkling/torchinductor"} if kept else {}
+    )
+    env = Path(f"/proc/{running.pid}/environ").read_bytes()
+    assert b"TORCHINDUCTOR" not in env
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert running._kept_caches() == {}
 
 
 def test_the_recipes_environment_and_ours_reach_the_server(place: Path) -> None:
