@@ -250,6 +250,7 @@ def _prove(args: argparse.Namespace) -> int:
     if args.stage is None:
         return _prove_served(args)
     session = _session(args, "prove")
+    session.require(args.stage)
     from sparkling import show
 
     with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
@@ -280,7 +281,7 @@ def _bench(args: argparse.Namespace) -> int:
     session = _session(args, "bench")
     stages = args.stage or list(session.recipe.ladder)
     for stage in stages:
-        session.launch(stage)  # refuse a wrong name before anything is started
+        session.require(stage)  # refuse before anything is started
     with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
         for stage in stages:
             _say(str(session.start(stage, variant=args.variant)))

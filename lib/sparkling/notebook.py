@@ -130,6 +130,12 @@ class Session:
         """Why this lane cannot run a stage, as one sentence; None when it can."""
         return self.recipe.available(stage)
 
+    def require(self, stage: str) -> None:
+        """Raise UsageError when this lane cannot run a stage (or there is none of that name)."""
+        reason = self.unavailable(stage)
+        if reason:
+            raise UsageError(f"Stage {stage!r} cannot run on the {self.lane.kind} lane: {reason}")
+
     def launch(self, stage: str, *, variant: str | None = None, port: int = 30000) -> Launch:
         """The stage's Launch. Where this lane cannot run it: the Spark's, to look at only."""
         recipe, model = self._book(stage)

@@ -559,7 +559,7 @@ class Session:
         self.proofs = ["the proof"]
         self.fails_at = fails_at
 
-    def launch(self, stage):
+    def require(self, stage):
         if stage == "nope":
             raise UsageError("no stage 'nope'.")
 
@@ -636,6 +636,11 @@ def test_prove(capsys, session):
     assert session.asked == ["start nextn None", "prove", "stop"]
     session.fails_at = "nextn"
     assert run(capsys, "prove", "nextn")[0] == 1
+
+
+def test_prove_refuses_what_cannot_run_here_before_it_starts_anything(capsys, session):
+    assert refused(capsys, "prove", "nope") == "no stage 'nope'."
+    assert session.asked == []
 
 
 def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):

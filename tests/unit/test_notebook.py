@@ -94,6 +94,9 @@ def test_a_stage_that_cannot_run_here_needs_no_if_in_the_cells(session):
     assert {v.switch: v.state for v in got.verdicts}["humming"] == "live"
     assert session.started == []
     assert session.proofs == []
+    with pytest.raises(UsageError, match=r"'humming' cannot run on the cpu lane: .*NVIDIA"):
+        session.require("humming")
+    session.require("nextn")
     assert "nothing was proved" in str(session.closing)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from sparkling import params
 from sparkling.errors import UsageError
 
