@@ -19,6 +19,7 @@ if [ "$1" = -c ]; then
     *"not in ((3, 11)"*) exit "${FAKE_WRONG_VERSION:-0}" ;;
     *"import venv"*) exit "${FAKE_NO_VENV:-0}" ;;
     *"%d.%d"*) echo 3.11 ;;
+    "import torch") [ -z "${FAKE_NO_TORCH:-}" ] || [ -f "$here/cuda" ]; exit ;;
     "") ;;
     *) cat "$here/bin/.version" 2>/dev/null || echo "${FAKE_VERSION:-3.11.9} /usr" ;;
   esac
@@ -29,13 +30,14 @@ elif [ "$2" = venv ]; then
   cp "$0" "$dir/bin/python"
   echo "${FAKE_VERSION:-3.11.9} /usr" > "$dir/bin/.version"
   echo "command = python -m venv $PWD/$dir" > "$dir/pyvenv.cfg"
-  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\nexit "${FAKE_EXIT:-0}"\n' \
+  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" = tiny ] || exit "${FAKE_EXIT:-0}"\n' \
     > "$dir/bin/sparkling"
   chmod +x "$dir/bin/sparkling"
 elif [ "$3" = --version ]; then
   [ -x "$here/bin/python" ]
 elif [ "$2" = pip ]; then
   echo "pip $(basename "$here") $*" >> "$FAKE_LOG"
+  case "$*" in *" torch=="*) touch "$here/cuda" ;; esac
   echo "Collecting something"
   sleep "${FAKE_SLOW:-0}"
   if [ "${FAKE_FAIL:-}" = "$(basename "$here")" ]; then
@@ -196,6 +198,18 @@ def test_an_own_server_environment_is_respected(checkout):
     assert not (checkout.place / ".venv-server").exists()
 
 
+def test_a_torch_that_needs_cuda_libraries_gets_them(checkout):
+    assert checkout.run(FAKE_NO_TORCH="1").returncode == 0
+    server = [c for c in checkout.calls if c.startswith("pip .venv-server")]
+    lock = [c for c in server if "--no-deps" in c]
+    (torch,) = [c for c in server if " torch==" in c]
+    assert "--no-deps" not in torch and torch.split()[-1].startswith("torch==2.")
+    assert len(lock) == 2 and server.index(torch) == 1  # then the exact versions once more
+    checkout.forget()
+    assert checkout.run(FAKE_NO_TORCH="1").returncode == 0
+    assert checkout.calls == []
+
+
 def one_sentence(done) -> str:
     assert done.returncode == 1
     lines = done.stderr.splitlines()
@@ -279,7 +293,9 @@ def test_the_demo_passes_its_arguments_and_its_exit_code_on(checkout):
     done = checkout.run("scripts/demo.sh", "--resume", "-p", "text=two words")
     assert done.returncode == 0
     assert checkout.calls[-2:] == ["sparkling tiny", "sparkling suite --resume -p text=two words"]
+    checkout.forget()
     assert checkout.run("scripts/demo.sh", FAKE_EXIT="3").returncode == 3
+    assert checkout.calls == ["sparkling tiny", "sparkling suite "]
 
 
 def test_a_failed_set_up_stops_the_demo_and_the_tests(checkout):
@@ -295,6 +311,7 @@ def test_all_tests_are_run_in_order_and_the_ci_runs_them(checkout, root):
         assert checkout.run(script).returncode == 0
         call = checkout.calls[-1]
         folders = call.removeprefix("python -m pytest ").removesuffix(" require=1").split()
+        assert folders.pop(0) == "--nbval-lax"
         assert folders[0] == "tests/static" and folders[-1] == "tests/leaks"
         # Every folder of tests is run by the CI, and nothing is named that does not exist.
         there = {f"tests/{p.parent.name}" for p in (root / "tests").glob("*/test_*.py")}
