@@ -30,8 +30,9 @@ More, for the notebooks that want it::
 
     nb.lane, nb.recipe, nb.run                     # the plain objects underneath
     nb.server, nb.client                           # the running server (None before start) and a Client
-    nb.launch("nextn")                             # the Launch itself, unchanged by this module
+    nb.launch("nextn")                             # the Launch (the Spark's where unavailable here)
     nb.unavailable("humming")                      # None, or the reason as one sentence
+    nb.require("humming")                          # raises with that reason (for scripts)
     nb.wanted("nextn")                             # the evidence a stage will be asked for
     nb.diff("nextn", against="baseline")          # against any other stage
     nb.ask("What is 17 x 23?", max_tokens=200)     # one streamed request, shown with its timings
