@@ -295,7 +295,12 @@ def test_the_demo_passes_its_arguments_and_its_exit_code_on(checkout):
     assert checkout.calls[-2:] == ["sparkling tiny", "sparkling suite --resume -p text=two words"]
     checkout.forget()
     assert checkout.run("scripts/demo.sh", FAKE_EXIT="3").returncode == 3
-    assert checkout.calls == ["sparkling tiny", "sparkling suite "]
+    assert checkout.calls == ["sparkling tiny", "sparkling suite"]
+
+
+def test_a_checkpoint_of_ones_own_is_left_alone(checkout):
+    assert checkout.run("scripts/demo.sh", SPARKLING_MODEL="/models/ling").returncode == 0
+    assert "sparkling tiny" not in checkout.calls and "sparkling suite" in checkout.calls
 
 
 def test_a_failed_set_up_stops_the_demo_and_the_tests(checkout):
