@@ -281,6 +281,7 @@ class Warden:
             pgid=self.child.pid,
             warden=procs.identify(me).to_json(),
             offset=self.log.offset,
+            pipe=os.fstat(read).st_ino,
             time=time.time(),
         )
 
@@ -507,6 +508,7 @@ class Keeper:
                     server=event["server"],
                     pgid=event["pgid"],
                     warden=event["warden"],
+                    pipe=event["pipe"],
                 )
                 self._save_state()
             self.tell(**event)

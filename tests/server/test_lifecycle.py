@@ -31,7 +31,8 @@ from sparkling import recipe, server
 python, model, log, wait = sys.argv[1:]
 launch = recipe.load("tiny-ling").render("nextn", model=model, port=0)
 running = server.start(launch, python=Path(python), log=Path(log), wait=wait == "ready", deadline_s=400)
-print(json.dumps({"id": running.id, "port": running.port, "warden": running._warden.to_json()}), flush=True)
+people = [running._identity, running._warden, *running.processes()]
+print(json.dumps([running.id, running.port, running._pipe, [p.to_json() for p in people]]), flush=True)
 time.sleep(600)
 """
 
@@ -80,11 +81,11 @@ def bound(port: int) -> bool:
     return False
 
 
-def left(mark: str, port: int, warden: procs.Identity, own: Path, runs: Path) -> list[str]:
+def left(running: server.Server, own: Path, runs: Path) -> list[str]:
     """What of a server still exists, in words."""
-    found = [f"{one.pid} {procs.read_stat(one.pid)}" for one in procs.marked(server.MARK, mark)]
-    found += ["the warden"] if procs.is_alive(warden) else []
-    found += [f"port {port}"] if bound(port) else []
+    found = [f"{one.pid} {procs.read_stat(one.pid)}" for one in running.processes()]
+    found += ["the warden"] if procs.is_alive(running._warden) else []
+    found += [f"port {running.port}"] if bound(running.port) else []
     found += [str(one) for one in own.rglob("*")]
     return found + [str(one) for one in runs.rglob(f"{server.STATE_FOLDER}/*")]
 
@@ -110,7 +111,7 @@ def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
     secret = KEY.encode()
 
     # Every process of the server, as SGLang renamed them.
-    people = [*procs.marked(server.MARK, running.id), running._warden]
+    people = [*running.processes(), running._warden]
     names = {procs.read_stat(one.pid).name for one in people}
     assert {"sglang::schedul", "sglang::detoken"} <= names
     for one in people:
@@ -148,9 +149,7 @@ def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
 
     # Its detokenizer dies. SGLang itself would wait 65 s before it ends.
     procs.send(named(running, "sglang::detoken"), signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"detokenizer killed: all gone after {took:.1f} s")
     assert not running.alive()
@@ -163,11 +162,10 @@ def test_a_stopped_server_is_gone_and_its_port_can_be_used_at_once(
 ) -> None:
     memory = shared_memory()
     running = begin("baseline")
-    tree = procs.marked(server.MARK, running.id)
-    assert len(tree) >= 3
+    assert len(running.processes()) >= 3
     running.stop()
     # At the moment stop returns, not a little later.
-    assert not left(running.id, running.port, running._warden, own, tmp_path)
+    assert not left(running, own, tmp_path)
     assert shared_memory() <= memory
     assert not bound(running.port)
     assert not [one for one in running.events() if isinstance(one, log.Crash)]
@@ -185,9 +183,7 @@ def test_killing_a_process_of_a_ready_server_leaves_nothing(
         "keeper": procs.identify(running._keeper.pid),
     }.get(victim) or named(running, victim)
     assert procs.send(who, signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"{victim} killed: all gone after {took:.1f} s")
     running.stop()
@@ -213,9 +209,7 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
         "child": procs.identify(procs.descendants(running.pid)[-1].pid),
     }[victim]
     assert procs.send(who, signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"{victim} killed while loading: all gone after {took:.1f} s")
     with pytest.raises(server.StartFailed):
@@ -235,16 +229,27 @@ def test_killing_the_notebook_leaves_nothing(
         env={**os.environ, "TMPDIR": str(own)},
     )
     try:
-        told = json.loads(kernel.stdout.readline())
+        mark, port, pipe, people = json.loads(kernel.stdout.readline())
+        main, warden, *workers = [procs.Identity.from_json(one) for one in people]
+        session = procs.read_stat(warden.pid).session
+
+        def members() -> list[procs.Identity]:
+            found = server._members(mark, session, main, pipe)
+            return [one for one in found if one != warden]
+
         if moment == "loading":
             deadline = time.monotonic() + READY_S
-            while len(procs.marked(server.MARK, told["id"])) < 4 and time.monotonic() < deadline:
+            while len(members()) < 4 and time.monotonic() < deadline:
                 time.sleep(0.1)
+        assert len(members()) >= 3
         kernel.kill()
-        warden = procs.Identity.from_json(told["warden"])
-        took, found = seconds_until_nothing_is_left(
-            lambda: left(told["id"], told["port"], warden, own, tmp_path)
-        )
+
+        def remains() -> list[str]:
+            living = [one for one in (*members(), warden, *workers) if procs.is_alive(one)]
+            files = [*own.rglob("*"), *tmp_path.rglob(f"{server.STATE_FOLDER}/*")]
+            return [*map(str, living), *map(str, files), *([f"port {port}"] if bound(port) else [])]
+
+        took, found = seconds_until_nothing_is_left(remains)
         assert not found, found
         print(f"notebook killed while {moment}: all gone after {took:.1f} s")
         assert moment == "loading" or shared_memory() <= memory

@@ -72,12 +72,17 @@ class Notebook:
         }
         self.people["notebook"] = procs.identify(self.process.pid)
 
+    def members(self) -> list[procs.Identity]:
+        keeper, main = self.people["keeper"], self.people["server"]
+        found = server._members(self.id, keeper.pid, main, self.record["pipe"])
+        return [one for one in found if one != self.people["warden"]]
+
     def workers(self) -> list[procs.Identity]:
-        return [one for one in procs.marked(server.MARK, self.id) if one != self.people["server"]]
+        return [one for one in self.members() if one != self.people["server"]]
 
     def left(self) -> list[str]:
         """What of the server still exists, in words."""
-        found = [f"process {one.pid}" for one in procs.marked(server.MARK, self.id)]
+        found = [f"process {one.pid}" for one in self.members()]
         found += [
             f"{name} {self.people[name].pid}"
             for name in ("keeper", "warden", "server")
@@ -91,7 +96,7 @@ class Notebook:
     def end(self) -> None:
         procs.send(self.people["notebook"], signal.SIGKILL)
         wait_until(lambda: not self.left())
-        for one in [*self.people.values(), *procs.marked(server.MARK, self.id)]:
+        for one in [*self.people.values(), *self.members()]:
             procs.send(one, signal.SIGKILL)
         if self.record["fork"]:
             procs.send(procs.identify(self.record["fork"]), signal.SIGKILL)
@@ -187,7 +192,7 @@ def test_killing_keeper_and_warden_at_once_is_cleaned_by_the_stop_command(
     assert wait_until(lambda: not procs.is_alive(notebook.people["server"]))
     assert notebook.workers()
     assert len(server.stop_all(notebook.folder)) == 1
-    assert procs.marked(server.MARK, notebook.id) == []
+    assert notebook.members() == []
     assert not (notebook.folder / server.STATE_FOLDER).exists()
     assert server.free_port(notebook.port) == notebook.port
     assert not notebook.left()

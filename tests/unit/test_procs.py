@@ -131,6 +131,44 @@ def test_descendants_and_marks_are_found_through_a_double_fork() -> None:
         process.communicate()
 
 
+def test_a_group_is_found_by_session_and_group_and_age() -> None:
+    code = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdout=subprocess.PIPE,
+        env={},
+        start_new_session=True,
+    )
+    try:
+        process.stdout.readline()
+        process.stdout.readline()
+        leader = procs.identify(process.pid)
+        session = process.pid
+        members = procs.grouped(session, process.pid, leader.boot, leader.start)
+        assert len(members) == 2 and leader in members
+        assert procs.grouped(session, process.pid + 1, leader.boot, leader.start) == []
+        assert procs.grouped(session + 1, process.pid, leader.boot, leader.start) == []
+        assert procs.grouped(session, process.pid, "another boot", leader.start) == []
+        assert procs.grouped(session, process.pid, leader.boot, leader.start + 10**6) == []
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_who_has_a_pipe_open() -> None:
+    read, write = os.pipe()
+    process = subprocess.Popen(["sleep", "60"], stdout=write)
+    os.close(write)
+    try:
+        name = f"pipe:[{os.fstat(read).st_ino}]"
+        assert [one.pid for one in procs.holding(name)] == [process.pid]
+        assert procs.holding("pipe:[0]") == []
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+
+
 def test_who_listens_on_a_port() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

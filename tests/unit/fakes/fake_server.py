@@ -46,7 +46,13 @@ if args.mood == "stubborn":
 
 
 def rename(name: bytes) -> None:
+    """As setproctitle does it: the new name also overwrites arguments and environment in memory."""
     ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+    with open("/proc/self/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    start, end = int(fields[45]), int(fields[48])  # arg_start, env_end
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, name, len(name))
 
 
 def worker(listen: bool, own_session: bool) -> None:
