@@ -142,6 +142,10 @@ HEADERS = {
     "huge shape": (made({"a": entry(0, 4, (1 << 40, 1 << 40))}, bytes(4)), "needs"),
     "offsets beyond the end": (made({"a": entry(0, 4000, (1000,))}, bytes(4)), "short by 3,996"),
     "length just past the end": (made({"a": entry(0, 4)}, bytes(4), 500), "cut off inside"),
+    "length one byte too many": (
+        made({"a": entry(0, 4)}, bytes(4), len(json.dumps({"a": entry(0, 4)})) + 5),
+        "cut off inside",
+    ),
     "length of zero": (made(b"", b"{}      "), "not JSON"),
 }
 
