@@ -19,8 +19,9 @@ SGLang's output goes through the warden into the log, so that a secret can be st
 it reaches the disk: SGLang prints all its arguments, the API key among them. Secrets arrive on the
 pipe and leave in a memory file (memfd); they are in no argument list and in no file.
 
-Protocol: one JSON object on stdin (see `Spec`), then lines `stop SECONDS`; events leave stdout as
-JSON lines: started, lost, log-error, exited, gone, failed.
+Protocol: one JSON object on stdin (`server.Server` writes it), then lines: `stop SECONDS`, and
+`ready` once the server is. Events leave stdout as JSON lines: started, lost, log-error, exited,
+gone, failed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ LOST_GRACE_S = 3.0
 # Orderly stop when the notebook process or the keeper is gone: all must be over within 10 s.
 ORPHAN_GRACE_S = 4.0
 KILL_TIMEOUT_S = 20.0
+WORKER = "sglang::"  # how SGLang's workers rename themselves, once they have imported it
 MARK = "SPARKLING_SERVER_ID"
 # Shared-memory files that SGLang, torch and multiprocessing leave behind when killed.
 SHM_FAMILIES = ("sglang_", "sgl_", "sem.mp-", "torch_", "psm_", "nccl-", "cuda.shm.")
@@ -154,6 +156,15 @@ class Log(threading.Thread):
         fresh = os.open(self._path, flags, 0o644)
         os.close(self._file)
         self._file = fresh
+
+
+def _is_spawned(pid: int) -> bool:
+    """Whether this is a child of Python's multiprocessing: SGLang's workers begin as such."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.spawn" in file.read()
+    except OSError:
+        return False
 
 
 def _wakeup() -> int:
@@ -300,6 +311,8 @@ class Warden:
                 words = line.split()
                 if len(words) == 2 and words[0] == "stop":
                     self._stop(float(words[1]), "stopped")
+                elif words == ["ready"]:
+                    self._collect_shm()
         if os.getppid() != self.keeper_pid:
             self.orphaned = True
         if self.orphaned or self.terminated:
@@ -344,9 +357,13 @@ class Warden:
     def _watch_workers(self) -> None:
         for pid, (start, name) in list(self.workers.items()):
             stat = procs.read_stat(pid)
-            if stat is None or stat.start != start or stat.dead:
+            gone = stat is None or stat.start != start
+            if gone or stat.dead:
                 del self.workers[pid]
-                if self.kill_at is None:
+                # Before it has its name it is any helper process, which may end in peace; a
+                # signal or an error shows as long as SGLang has not taken notice of it.
+                peaceful = not name.startswith(WORKER) and (gone or stat.exit_code == 0)
+                if self.kill_at is None and not peaceful:
                     self.kill_at = time.monotonic() + LOST_GRACE_S
                     self.tell(event="lost", pid=pid, name=name)
         now = time.monotonic()
@@ -356,8 +373,9 @@ class Warden:
         self.scans += 1
         self.next_scan = now + (1.0 if self.scans < 120 else 10.0)
         for stat in procs.descendants(self.child.pid):
-            if stat.name.startswith("sglang::") and not stat.dead:
-                self.workers.setdefault(stat.pid, (stat.start, stat.name))
+            named = stat.name.startswith(WORKER)
+            if not stat.dead and (named or _is_spawned(stat.pid)):
+                self.workers[stat.pid] = (stat.start, stat.name)
         if self.scans % 10 == 0:
             self._collect_shm()
 
@@ -528,6 +546,9 @@ class Keeper:
             words = line.decode("utf-8", "replace").split()
             if len(words) == 2 and words[0] == "stop":
                 self._stop(float(words[1]))
+            elif words == ["ready"]:
+                with contextlib.suppress(OSError):
+                    self.warden.sendall(b"ready\n")
 
     def _notebook_gone(self) -> None:
         self.notebook_open = False

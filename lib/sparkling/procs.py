@@ -30,6 +30,8 @@ class Stat:
     pgrp: int
     session: int
     start: int
+    exit_code: int = 0
+    """Of a zombie: as wait(2) reports it, 0 also where this user may not see it."""
 
     @property
     def dead(self) -> bool:
@@ -76,9 +78,9 @@ def read_stat(pid: int) -> Stat | None:
         # The name may hold spaces and brackets: everything is counted from the last ")".
         head, tail = raw[: raw.rindex(b")")], raw[raw.rindex(b")") + 1 :].split()
         name = head[head.index(b"(") + 1 :].decode("utf-8", "replace")
-        return Stat(
-            pid, name, tail[0].decode(), int(tail[1]), int(tail[2]), int(tail[3]), int(tail[19])
-        )
+        ppid, pgrp, session, start = (int(tail[i]) for i in (1, 2, 3, 19))
+        code = int(tail[49]) if len(tail) > 49 else 0
+        return Stat(pid, name, tail[0].decode(), ppid, pgrp, session, start, code)
     except (OSError, ValueError, IndexError):
         return None
 

@@ -500,6 +500,11 @@ class Server:
                     continue
                 self._on_event(event)
 
+    def _tell(self, command: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._keeper.stdin.write(command.encode() + b"\n")
+            self._keeper.stdin.flush()
+
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
         if kind == "started":
@@ -590,6 +595,8 @@ class Server:
             self.stop()
             raise
         self.ready_seconds = time.monotonic() - self._began
+        # All shared memory exists now: the warden notes what to remove if all of it is killed.
+        self._tell("ready")
 
     def generate_one(self, timeout_s: float) -> None:
         """Have one token generated.
@@ -628,9 +635,7 @@ class Server:
             self._hear()
             available = procs.memory_available()
             grace = min(self._grace_s, max(timeout_s - 5.0, timeout_s / 2))
-            with contextlib.suppress(OSError, ValueError):
-                self._keeper.stdin.write(f"stop {grace}\n".encode())
-                self._keeper.stdin.flush()
+            self._tell(f"stop {grace}")
             deadline = time.monotonic() + timeout_s
             while self._keeper.poll() is None and time.monotonic() < deadline:
                 self._hear(0.1)

@@ -67,8 +67,15 @@ def begin(
     return make
 
 
-def shared_memory() -> set[str]:
-    return {one for one in os.listdir("/dev/shm") if one.startswith(("sglang_", "sem.mp-", "psm_"))}
+def shared_memory(people: list[procs.Identity]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped (other servers have theirs)."""
+    found = set()
+    for one in people:
+        for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines():
+            if " /dev/shm/" in line and not line.endswith("(deleted)"):
+                found.add(Path(line.split(None, 5)[-1]))
+    assert not people or any(one.name.startswith("sglang_") for one in found)
+    return found
 
 
 def bound(port: int) -> bool:
@@ -106,8 +113,8 @@ def named(running: server.Server, name: str) -> procs.Identity:
 def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path
 ) -> None:
-    memory = shared_memory()
     running = begin(api_key=KEY)
+    memory = shared_memory(running.processes())
     secret = KEY.encode()
 
     # Every process of the server, as SGLang renamed them.
@@ -154,19 +161,19 @@ def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
     print(f"detokenizer killed: all gone after {took:.1f} s")
     assert not running.alive()
     running.stop()
-    assert shared_memory() <= memory
+    assert not [one for one in memory if one.exists()]
 
 
 def test_a_stopped_server_is_gone_and_its_port_can_be_used_at_once(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path
 ) -> None:
-    memory = shared_memory()
     running = begin("baseline")
+    memory = shared_memory(running.processes())
     assert len(running.processes()) >= 3
     running.stop()
     # At the moment stop returns, not a little later.
     assert not left(running, own, tmp_path)
-    assert shared_memory() <= memory
+    assert not [one for one in memory if one.exists()]
     assert not bound(running.port)
     assert not [one for one in running.events() if isinstance(one, log.Crash)]
 
@@ -175,20 +182,23 @@ def test_a_stopped_server_is_gone_and_its_port_can_be_used_at_once(
 def test_killing_a_process_of_a_ready_server_leaves_nothing(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path, victim: str
 ) -> None:
-    memory = shared_memory()
     running = begin()
+    memory = shared_memory(running.processes())
     who = {
         "server": running._identity,
         "warden": running._warden,
         "keeper": procs.identify(running._keeper.pid),
     }.get(victim) or named(running, victim)
+    time.sleep(1.0)  # the warden is noting what shared memory to remove
     assert procs.send(who, signal.SIGKILL)
     took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"{victim} killed: all gone after {took:.1f} s")
     running.stop()
     # A killed warden knew of the shared memory; nobody else does.
-    assert victim == "warden" or shared_memory() <= memory
+    assert victim == "warden" or not [one for one in memory if one.exists()]
+    for one in memory:
+        one.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("victim", ["child", "server", "warden", "keeper"])
@@ -220,7 +230,6 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
 def test_killing_the_notebook_leaves_nothing(
     own: Path, model: Path, server_python: Path, tmp_path: Path, moment: str
 ) -> None:
-    memory = shared_memory()
     arguments = [str(server_python), str(model), str(tmp_path / "runs" / "server.log"), moment]
     kernel = subprocess.Popen(
         [sys.executable, "-c", NOTEBOOK, *arguments],
@@ -242,6 +251,7 @@ def test_killing_the_notebook_leaves_nothing(
             while len(members()) < 4 and time.monotonic() < deadline:
                 time.sleep(0.1)
         assert len(members()) >= 3
+        memory = shared_memory(members()) if moment == "ready" else set()
         kernel.kill()
 
         def remains() -> list[str]:
@@ -252,7 +262,7 @@ def test_killing_the_notebook_leaves_nothing(
         took, found = seconds_until_nothing_is_left(remains)
         assert not found, found
         print(f"notebook killed while {moment}: all gone after {took:.1f} s")
-        assert moment == "loading" or shared_memory() <= memory
+        assert not [one for one in memory if one.exists()]
     finally:
         kernel.kill()
         kernel.communicate()

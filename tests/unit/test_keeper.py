@@ -198,6 +198,51 @@ def test_killing_keeper_and_warden_at_once_is_cleaned_by_the_stop_command(
     assert not notebook.left()
 
 
+def test_a_worker_that_is_killed_before_it_has_its_name_is_missed(
+    begin: Callable[..., Notebook],
+) -> None:
+    notebook = begin("", "--mood", "hang-loading", "--spawn", "60")
+    main = notebook.people["server"]
+    assert wait_until(lambda: len(procs.descendants(main.pid)) == 1)
+    time.sleep(1.7)  # the warden must have seen it to miss it
+    procs.send(procs.identify(procs.descendants(main.pid)[0].pid), signal.SIGKILL)
+    assert wait_until(lambda: not notebook.left()), notebook.left()
+
+
+def test_a_helper_that_ends_in_peace_is_not_missed(begin: Callable[..., Notebook]) -> None:
+    notebook = begin("wait", "--spawn", "2.5")
+    main = notebook.people["server"]
+    (helper,) = procs.descendants(main.pid)
+    # It ends and stays a zombie, because the fake never waits for it.
+    assert wait_until(lambda: procs.read_stat(helper.pid).dead)
+    time.sleep(keeper.LOST_GRACE_S + 1.5)
+    assert procs.is_alive(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "victim", "removed"),
+    [
+        ("sglang_loads_sparkling_test", "server", True),
+        ("sem.mp-sparkling_test", "keeper", True),
+        ("somebody_elses_sparkling_test", "server", False),
+    ],
+)
+def test_shared_memory_of_a_killed_server_is_removed(
+    begin: Callable[..., Notebook], name: str, victim: str, removed: bool
+) -> None:
+    path = Path("/dev/shm", name)
+    path.unlink(missing_ok=True)
+    try:
+        notebook = begin("wait", "--shm", name)
+        assert path.exists()
+        time.sleep(0.3)  # the note that it is ready must reach the warden
+        procs.send(notebook.people[victim], signal.SIGKILL)
+        assert wait_until(lambda: not notebook.left()), notebook.left()
+        assert path.exists() != removed
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def test_a_fork_that_holds_the_pipe_does_not_keep_the_server(
     begin: Callable[..., Notebook],
 ) -> None:

@@ -90,6 +90,7 @@ def test_case_29_a_zombie_counts_as_gone() -> None:
         assert not procs.is_alive(who)
         assert procs.wait_gone([who], 0.0) == []
         assert procs.send(who, signal.SIGKILL) is False
+        assert procs.read_stat(process.pid).exit_code == signal.SIGKILL
     finally:
         process.wait()
 
@@ -176,7 +177,11 @@ def test_who_listens_on_a_port() -> None:
         assert procs.listeners(port) == []
         listening.listen()
         assert [one.pid for one in procs.listeners(port)] == [os.getpid()]
-    assert procs.listeners(port) == []
+        client = socket.create_connection(("127.0.0.1", port))
+        server, _ = listening.accept()
+    # A connection that is still open on the port is nobody who listens.
+    with client, server:
+        assert procs.listeners(port) == []
 
 
 def test_memory_is_in_bytes() -> None:
