@@ -197,6 +197,7 @@ class Warden:
         self.reason: str | None = None
         self.kill_at: float | None = None
         self.workers: dict[int, tuple[int, str]] = {}
+        self.unseen: set[int] = set()
         self.shm: set[str] = set()
         self.next_scan = 0.0
         self.scans = 0
@@ -363,21 +364,33 @@ class Warden:
                 # Before it has its name it is any helper process, which may end in peace; a
                 # signal or an error shows as long as SGLang has not taken notice of it.
                 peaceful = not name.startswith(WORKER) and (gone or stat.exit_code == 0)
-                if self.kill_at is None and not peaceful:
-                    self.kill_at = time.monotonic() + LOST_GRACE_S
-                    self.tell(event="lost", pid=pid, name=name)
+                if not peaceful:
+                    self._lose(pid, name)
         now = time.monotonic()
         if now < self.next_scan:
             return
         # Workers appear while the server starts: look often at first, seldom later.
         self.scans += 1
         self.next_scan = now + (1.0 if self.scans < 120 else 10.0)
+        unseen = set()
         for stat in procs.descendants(self.child.pid):
             named = stat.name.startswith(WORKER)
             if not stat.dead and (named or _is_spawned(stat.pid)):
                 self.workers[stat.pid] = (stat.start, stat.name)
+            elif stat.dead and stat.ppid == self.child.pid and stat.exit_code & 0x7F:
+                # Killed before it was ever seen alive. SGLang takes notice of its workers only
+                # when all are loaded, but of a helper that it ends itself at once.
+                unseen.add(stat.pid)
+                if stat.pid in self.unseen:
+                    self._lose(stat.pid, stat.name)
+        self.unseen = unseen
         if self.scans % 10 == 0:
             self._collect_shm()
+
+    def _lose(self, pid: int, name: str) -> None:
+        if self.kill_at is None:
+            self.kill_at = time.monotonic() + LOST_GRACE_S
+            self.tell(event="lost", pid=pid, name=name)
 
     def _collect_shm(self) -> None:
         for stat in procs.descendants(os.getpid()):

@@ -209,6 +209,13 @@ def test_a_worker_that_is_killed_before_it_has_its_name_is_missed(
     assert wait_until(lambda: not notebook.left()), notebook.left()
 
 
+def test_a_worker_that_is_killed_before_it_is_seen_is_missed(
+    begin: Callable[..., Notebook],
+) -> None:
+    notebook = begin("", "--mood", "stillborn")
+    assert wait_until(lambda: not notebook.left()), notebook.left()
+
+
 def test_a_helper_that_ends_in_peace_is_not_missed(begin: Callable[..., Notebook]) -> None:
     notebook = begin("wait", "--spawn", "2.5")
     main = notebook.people["server"]

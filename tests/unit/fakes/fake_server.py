@@ -92,6 +92,9 @@ if args.spawn is not None:
     # As multiprocessing starts its children: known by these words only. It is never waited for.
     code = f"'from multiprocessing.spawn import spawn_main'; import time; time.sleep({args.spawn})"
     subprocess.Popen([sys.executable, "-S", "-c", code])
+if args.mood == "stillborn":
+    # A worker that is killed at once, and that nobody waits for.
+    subprocess.Popen(["sleep", "60"]).kill()
 
 print("a line on standard output", flush=True)
 say(f"server_args={{'model_path': '/m', 'port': {args.port}, 'api_key': {api_key!r}}}")
@@ -105,7 +108,7 @@ if args.mood == "crash":
     sys.exit(args.code)
 if args.mood == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
-if args.mood == "hang-loading":
+if args.mood in ("hang-loading", "stillborn"):
     time.sleep(3600)
 if args.mood == "slow-loading":
     time.sleep(args.after)
