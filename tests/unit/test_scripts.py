@@ -21,6 +21,7 @@ if [ "$1" = -c ]; then
     *"%d.%d"*) echo 3.11 ;;
     "import torch") [ -z "${FAKE_NO_TORCH:-}" ] || [ -f "$here/cuda" ]; exit ;;
     "") ;;
+    *_base_executable*) cat "$here/bin/.base" 2>/dev/null ;;
     *) cat "$here/bin/.version" 2>/dev/null || echo "${FAKE_VERSION:-3.11.9} /usr" ;;
   esac
 elif [ "$2" = venv ]; then
@@ -29,6 +30,7 @@ elif [ "$2" = venv ]; then
   rm -rf "$dir" && mkdir -p "$dir/bin"
   cp "$0" "$dir/bin/python"
   echo "${FAKE_VERSION:-3.11.9} /usr" > "$dir/bin/.version"
+  readlink -f "$0" > "$dir/bin/.base"
   echo "command = python -m venv $PWD/$dir" > "$dir/pyvenv.cfg"
   printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" = tiny ] || exit "${FAKE_EXIT:-0}"\n' \
     > "$dir/bin/sparkling"
@@ -40,6 +42,7 @@ elif [ "$2" = pip ]; then
   case "$*" in *" torch=="*) touch "$here/cuda" ;; esac
   echo "Collecting something"
   sleep "${FAKE_SLOW:-0}"
+  [ "${FAKE_KILL:-}" != "$(basename "$here")" ] || kill -9 $$
   if [ "${FAKE_FAIL:-}" = "$(basename "$here")" ]; then
     echo "ERROR: No matching distribution found for nothing==1" >&2
     exit 1
@@ -173,6 +176,19 @@ def test_another_python_means_other_environments(checkout):
     assert [c for c in checkout.calls if c == "venv .venv-server"]
 
 
+def test_the_python_that_made_the_environments_is_used_again(checkout):
+    """Without PYTHON the second run must not find another one first, and start over."""
+    other = checkout.bin / "my-python"
+    other.write_text(FAKE)
+    other.chmod(0o755)
+    checkout.run(PYTHON=str(other), FAKE_VERSION="3.12.1")
+    checkout.forget()
+    # python3.11, first on PATH, calls itself another version; my-python would still be 3.12.1.
+    other.write_text(FAKE.replace("3.11.9", "3.12.1"))
+    assert checkout.run(PYTHON="").returncode == 0
+    assert checkout.calls == []
+
+
 def test_a_moved_checkout_is_made_anew(checkout, tmp_path):
     checkout.run()
     checkout.place = checkout.place.rename(tmp_path / "moved")
@@ -252,6 +268,11 @@ def test_a_failed_pip_is_one_sentence_and_the_other_environment_is_kept(checkout
     assert [c for c in checkout.calls if c.startswith(("venv", "done"))] == [f"done {failing}"]
 
 
+def test_a_killed_pip_is_told(checkout):
+    said = one_sentence(checkout.run(FAKE_KILL=".venv"))
+    assert said.startswith("error: .venv could not be made:") and "Killed" in said
+
+
 def wait_for(checkout, *, pips: int) -> None:
     deadline = time.monotonic() + 30
     while sum(call.startswith("pip") for call in checkout.calls) < pips:
@@ -292,15 +313,23 @@ def test_two_set_ups_at_once_do_the_work_once(checkout):
 def test_the_demo_passes_its_arguments_and_its_exit_code_on(checkout):
     done = checkout.run("scripts/demo.sh", "--resume", "-p", "text=two words")
     assert done.returncode == 0
-    assert checkout.calls[-2:] == ["sparkling tiny", "sparkling suite --resume -p text=two words"]
+    given = "--resume -p text=two words"
+    assert checkout.calls[-2:] == [
+        f"sparkling tiny --if-needed {given}",
+        f"sparkling suite {given}",
+    ]
     checkout.forget()
     assert checkout.run("scripts/demo.sh", FAKE_EXIT="3").returncode == 3
-    assert checkout.calls == ["sparkling tiny", "sparkling suite"]
+    assert checkout.calls == ["sparkling tiny --if-needed", "sparkling suite"]
 
 
 def test_a_checkpoint_of_ones_own_is_left_alone(checkout):
-    assert checkout.run("scripts/demo.sh", SPARKLING_MODEL="/models/ling").returncode == 0
-    assert "sparkling tiny" not in checkout.calls and "sparkling suite" in checkout.calls
+    # Whose checkpoint it is, `sparkling tiny --if-needed` finds out; nothing else may be called.
+    for script in ("scripts/demo.sh", "scripts/test.sh"):
+        checkout.forget()
+        assert checkout.run(script, SPARKLING_MODEL="/models/ling").returncode == 0
+        built = [c for c in checkout.calls if c.startswith("sparkling tiny")]
+        assert len(built) == 1 and built[0].startswith("sparkling tiny --if-needed")
 
 
 def test_a_failed_set_up_stops_the_demo_and_the_tests(checkout):
