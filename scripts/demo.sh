@@ -5,6 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
-# The cpu lane's checkpoint, in a second; a checkpoint of your own is left alone.
-[ -n "${SPARKLING_MODEL:-}" ] || .venv/bin/sparkling tiny > /dev/null
+# The tiny Ling, in a second, where the suite would use it; a checkpoint of your own is left alone.
+.venv/bin/sparkling tiny --if-needed "$@" > /dev/null
 exec .venv/bin/sparkling suite "$@"

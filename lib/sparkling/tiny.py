@@ -34,6 +34,7 @@ import numpy as np
 
 from sparkling import tinytext as text
 from sparkling.errors import UsageError
+from sparkling.files import os_error
 
 MANIFEST = "sparkling.json"
 
@@ -605,6 +606,8 @@ def build(
         raise UsageError(f"A tiny Ling is float32 or bfloat16, not {dtype!r}.")
     if not 0 <= noise < 10:
         raise UsageError(f"noise is {noise}: give a number from 0 (NEXTN never errs) to 10.")
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: give a whole number from 0.")
     routed = _listed(swiglu_limits, dims.layers, "swiglu_limits")
     shared = _listed(shared_swiglu_limits, dims.layers, "shared_swiglu_limits")
     settings = {
@@ -632,8 +635,11 @@ def build(
         "settings": settings,
         "sha256": {name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(files.items())},
     }
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    except OSError as error:
+        raise os_error(error, "making", dest) from error
     try:
         for name, blob in {**files, MANIFEST: _dump(manifest)}.items():
             (fresh / name).write_bytes(blob)
