@@ -21,6 +21,7 @@ if [ "$1" = -c ]; then
     *"%d.%d"*) echo 3.11 ;;
     "import torch") [ -z "${FAKE_NO_TORCH:-}" ] || [ -f "$here/cuda" ]; exit ;;
     "") ;;
+    *_base_executable*) cat "$here/bin/.base" 2>/dev/null ;;
     *) cat "$here/bin/.version" 2>/dev/null || echo "${FAKE_VERSION:-3.11.9} /usr" ;;
   esac
 elif [ "$2" = venv ]; then
@@ -29,6 +30,7 @@ elif [ "$2" = venv ]; then
   rm -rf "$dir" && mkdir -p "$dir/bin"
   cp "$0" "$dir/bin/python"
   echo "${FAKE_VERSION:-3.11.9} /usr" > "$dir/bin/.version"
+  readlink -f "$0" > "$dir/bin/.base"
   echo "command = python -m venv $PWD/$dir" > "$dir/pyvenv.cfg"
   printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" = tiny ] || exit "${FAKE_EXIT:-0}"\n' \
     > "$dir/bin/sparkling"
@@ -40,6 +42,7 @@ elif [ "$2" = pip ]; then
   case "$*" in *" torch=="*) touch "$here/cuda" ;; esac
   echo "Collecting something"
   sleep "${FAKE_SLOW:-0}"
+  [ "${FAKE_KILL:-}" != "$(basename "$here")" ] || kill -9 $$
   if [ "${FAKE_FAIL:-}" = "$(basename "$here")" ]; then
     echo "ERROR: No matching distribution found for nothing==1" >&2
     exit 1
@@ -173,6 +176,19 @@ def test_another_python_means_other_environments(checkout):
     assert [c for c in checkout.calls if c == "venv .venv-server"]
 
 
+def test_the_python_that_made_the_environments_is_used_again(checkout):
+    """Without PYTHON the second run must not find another one first, and start over."""
+    other = checkout.bin / "my-python"
+    other.write_text(FAKE)
+    other.chmod(0o755)
+    checkout.run(PYTHON=str(other), FAKE_VERSION="3.12.1")
+    checkout.forget()
+    # python3.11, first on PATH, calls itself another version; my-python would still be 3.12.1.
+    other.write_text(FAKE.replace("3.11.9", "3.12.1"))
+    assert checkout.run(PYTHON="").returncode == 0
+    assert checkout.calls == []
+
+
 def test_a_moved_checkout_is_made_anew(checkout, tmp_path):
     checkout.run()
     checkout.place = checkout.place.rename(tmp_path / "moved")
@@ -250,6 +266,11 @@ def test_a_failed_pip_is_one_sentence_and_the_other_environment_is_kept(checkout
     checkout.forget()
     assert checkout.run().returncode == 0
     assert [c for c in checkout.calls if c.startswith(("venv", "done"))] == [f"done {failing}"]
+
+
+def test_a_killed_pip_is_told(checkout):
+    said = one_sentence(checkout.run(FAKE_KILL=".venv"))
+    assert said.startswith("error: .venv could not be made:") and "Killed" in said
 
 
 def wait_for(checkout, *, pips: int) -> None:
