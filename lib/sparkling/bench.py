@@ -17,7 +17,7 @@ from sparkling import metrics
 from sparkling.client import Client
 from sparkling.errors import ServerError, SparklingError, UsageError
 from sparkling.files import Journal
-from sparkling.ladder import Arm, Gain, Ladder, ladder, summarise
+from sparkling.ladder import Arm, Gain, Ladder, RoundCost, ladder, round_costs, summarise
 from sparkling.reply import Reply
 from sparkling.wire import Refused, Stalled, Unreachable
 from sparkling.workloads import Prompt, Workload, digest, repeats_of, workloads
@@ -271,7 +271,7 @@ def reply_row(reply: Reply) -> dict[str, Any]:
     return {
         "complete": reply.complete,
         "problem": reply.problem,
-        "warnings": list(reply.warnings),
+        "warnings": [*reply.warnings, *([metrics.BURST] if metrics.burst(reply) else [])],
         "finish_reason": reply.finish_reason,
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
@@ -336,12 +336,14 @@ __all__ = [
     "Gain",
     "Ladder",
     "Prompt",
+    "RoundCost",
     "Workload",
     "arm_hash",
     "ladder",
     "machine",
     "model_identity",
     "reply_row",
+    "round_costs",
     "run",
     "summarise",
     "workloads",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkling.errors import UsageError
-from sparkling.metrics import Summary, accept_interval, summary
+from sparkling.metrics import Summary, accept_interval, in_burst, summary
 from sparkling.stats import Interval, bootstrap_gain, bootstrap_ratio_of_sums
 
 ALL = "all"
 Unit = tuple[str, str]  # (workload, prompt): what the bootstrap resamples
+STEADY = 1.5  # fastest ÷ slowest repeat of one prompt; above it the machine did other work as well
 
 RATE_DEFINITION = (
     "decode rate = Σ tokens after the first chunk / Σ seconds from first to last chunk, repeats of a "
@@ -29,6 +30,10 @@ class Arm:
 
     `decode_rate` pools the tokens and the seconds of all prompts. `deterministic`: whether every repeat of
     every prompt gave the same output; None when nothing was repeated or sampling was on.
+    `unrated`: complete rows without a decode rate (one chunk, or chunks in one burst); they are in no
+    rate. `spread`: the fastest ÷ the slowest repeat of one prompt, of the worst prompt; None when
+    nothing was repeated. Sampled repeats are other texts, so they count as repeats only where their
+    outputs are the same.
     """
 
     arm: str
@@ -47,6 +52,8 @@ class Arm:
     completion_tokens: float | None
     cached_tokens: int
     deterministic: bool | None
+    unrated: int = 0
+    spread: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         out = dict(self.__dict__)
@@ -57,10 +64,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Gain:
-    """A rung: an arm and, unless it is the baseline, how many times faster it is."""
+    """A rung: an arm and, unless it is the baseline, how many times faster it is. `steady`: whether
+    the repeats of every prompt agree well enough to read a gain at all."""
 
     summary: Arm
     gain: Interval | None
+    steady: bool = True
 
     @property
     def arm(self) -> str:
@@ -68,8 +77,9 @@ class Gain:
 
     @property
     def faster(self) -> bool | None:
-        """True or False when the interval lies on one side of 1; None when it cannot be told."""
-        if self.gain is None or not self.gain.excludes(1.0):
+        """True or False when the interval lies on one side of 1; None when it cannot be told, which
+        is always so on a machine that was not steady."""
+        if self.gain is None or not self.steady or not self.gain.excludes(1.0):
             return None
         return self.gain.value > 1.0
 
@@ -94,16 +104,52 @@ class Ladder:
             f"No arm {arm!r} was measured; there are {', '.join(r.arm for r in self)}."
         )
 
+    @property
+    def warning(self) -> str | None:
+        """Why no gain can be read from these rows; None when the repeats agree."""
+        return unsteady(r.summary.spread for r in self.rungs)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "baseline": self.baseline,
             "workload": self.workload,
+            "warning": self.warning,
             "definition": self.definition,
             "rungs": [
                 {**r.summary.to_json(), "gain": r.gain.to_json() if r.gain else None}
                 for r in self.rungs
             ],
         }
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What a round of speculation costs on one workload, over the prompts that both arms measured.
+
+    `cost` = accept length ÷ gain: the time of a round ÷ the time of a plain step. `spread` as in
+    `Arm`, of the worse of the two arms.
+    """
+
+    workload: str
+    accept_length: Interval
+    gain: Interval
+    prompts: int
+    spread: float | None = None
+
+    @property
+    def cost(self) -> float:
+        return self.accept_length.value / self.gain.value
+
+
+def unsteady(spreads: Iterable[float | None]) -> str | None:
+    """One sentence when repeats of a prompt differ by more than STEADY; None otherwise."""
+    worst = max((s for s in spreads if s is not None), default=1.0)
+    if worst <= STEADY:
+        return None
+    return (
+        f"Machine not steady: repeats of one prompt differ by ×{worst:.1f}; "
+        "read no gain from this run."
+    )
 
 
 def summarise(rows: Iterable[Mapping[str, Any]], *, seed: int = 0) -> list[Arm]:
@@ -154,8 +200,11 @@ def ladder(
     good = {arm: _units(group) for arm, group in arms.items()}
     common = [u for u in good[baseline] if all(u in units for units in good.values())]
     if not common:
+        unrated = sum(_unrated(group) for group in arms.values())
         raise UsageError(
-            "No prompt was answered completely by every arm, so nothing can be compared."
+            "No prompt was answered completely by every arm"
+            + (f" with a decode rate ({unrated} answers have none)" if unrated else "")
+            + ", so nothing can be compared."
         )
     base = good[baseline]
     rungs = []
@@ -163,21 +212,92 @@ def ladder(
         kept = [r for r in group if (r["workload"], r["prompt"]) in common]
         gain = None
         if arm != baseline:
-            mine = good[arm]
-            gain = bootstrap_gain(
-                [mine[u][0] for u in common],
-                [mine[u][1] for u in common],
-                [base[u][0] for u in common],
-                [base[u][1] for u in common],
-                seed=seed,
-            )
+            gain = _gain(good[arm], base, common, seed)
         names = {r["workload"] for r in kept}
         label = workload or (names.pop() if len(names) == 1 else ALL)
-        rungs.append(Gain(_arm(arm, label, kept, seed), gain))
+        # Rows that cost a prompt its place are told as well.
+        rungs.append(Gain(replace(_arm(arm, label, kept, seed), unrated=_unrated(group)), gain))
+    steady = unsteady(r.summary.spread for r in rungs) is None
+    rungs = [replace(r, steady=steady) for r in rungs]
     return Ladder(baseline, rungs[0].summary.workload, tuple(rungs))
 
 
+def round_costs(
+    rows: Iterable[Mapping[str, Any]],
+    plain: str = "fp8-head",
+    spec: str = "nextn",
+    *,
+    seed: int = 0,
+) -> list[RoundCost]:
+    """What a round costs, for each workload of which both arms measured the same prompts.
+
+    Paired: accept length and gain are those of the common prompts. There is no line over all
+    workloads, since the arms may have measured different ones. UsageError as in `ladder`.
+    """
+    grouped: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["arm"] in (plain, spec):
+            grouped.setdefault(row["workload"], {}).setdefault(row["arm"], []).append(row)
+    out = []
+    for workload, arms in grouped.items():
+        if len(arms) < 2:
+            continue
+        for arm, group in arms.items():
+            _one_launch(arm, group)
+            _comparable(plain, arms[plain], arm, group)
+        base, mine = _units(arms[plain]), _units(arms[spec])
+        common = [u for u in mine if u in base]
+        both = [
+            [r for r in arms[arm] if _rated(r) and (r["workload"], r["prompt"]) in common]
+            for arm in (plain, spec)
+        ]
+        length = accept_interval(both[1], seed=seed)
+        if not common or length is None:
+            continue
+        spread = max((s for s in map(_spread, both) if s is not None), default=None)
+        gain = _gain(mine, base, common, seed)
+        out.append(RoundCost(workload, length, gain, len(common), spread))
+    return out
+
+
 # -- pieces --------------------------------------------------------------------------------------
+
+
+def _rated(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a decode rate. Rows written before bursts were told apart have one that
+    means nothing."""
+    seconds = row.get("decode_s") if row["complete"] else None
+    return seconds is not None and not in_burst(row["decode_tokens"], seconds)
+
+
+def _unrated(rows: Iterable[Mapping[str, Any]]) -> int:
+    return sum(bool(r["complete"]) and not _rated(r) for r in rows)
+
+
+def _spread(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    rates: dict[Any, list[float]] = {}
+    for r in rows:
+        if _rated(r):
+            sampled = r["settings"]["sampling"].get("temperature")
+            text = r.get("output_hash") if sampled else None
+            key = (r["workload"], r["prompt"], text)
+            rates.setdefault(key, []).append(r["decode_tokens"] / r["decode_s"])
+    return max((max(x) / min(x) for x in rates.values() if len(x) > 1), default=None)
+
+
+def _gain(
+    mine: Mapping[Unit, tuple[float, float]],
+    base: Mapping[Unit, tuple[float, float]],
+    common: Sequence[Unit],
+    seed: int,
+) -> Interval:
+    return bootstrap_gain(
+        [mine[u][0] for u in common],
+        [mine[u][1] for u in common],
+        [base[u][0] for u in common],
+        [base[u][1] for u in common],
+        seed=seed,
+    )
 
 
 def _units(rows: Iterable[Mapping[str, Any]]) -> dict[Unit, tuple[float, float]]:
@@ -185,7 +305,7 @@ def _units(rows: Iterable[Mapping[str, Any]]) -> dict[Unit, tuple[float, float]]
     that a prompt weighs the same in every arm however often it was repeated."""
     sums: dict[Unit, list[float]] = {}
     for r in rows:
-        if not r["complete"] or r.get("decode_s") is None:
+        if not _rated(r):
             continue
         entry = sums.setdefault((r["workload"], r["prompt"]), [0.0, 0.0, 0.0])
         entry[0] += r["decode_tokens"]
@@ -202,7 +322,8 @@ def _arm(arm: str, workload: str, rows: Sequence[Mapping[str, Any]], seed: int) 
         tokens, seconds = zip(*units.values(), strict=True)
         rate = bootstrap_ratio_of_sums(tokens, seconds, seed=seed)
     lengths = [r["completion_tokens"] for r in good if r["completion_tokens"] is not None]
-    peaks = [r["peak_rate"] for r in good if r.get("peak_rate") is not None]
+    rated = [r for r in good if _rated(r)]
+    peaks = [r["peak_rate"] for r in rated if r.get("peak_rate") is not None]
     sources = {r["spec"]["source"] for r in good if r.get("spec")}
     return Arm(
         arm=arm,
@@ -213,7 +334,7 @@ def _arm(arm: str, workload: str, rows: Sequence[Mapping[str, Any]], seed: int) 
         prompts=len({(r["workload"], r["prompt"]) for r in rows}),
         decode_rate=rate,
         ttft_s=summary(r["ttft_s"] for r in good),
-        tpot_s=summary(r["tpot_s"] for r in good),
+        tpot_s=summary(r["tpot_s"] for r in rated),
         e2e_s=summary(r["e2e_s"] for r in good),
         peak_rate=max(peaks) if peaks else None,
         accept_length=accept_interval(good, seed=seed),
@@ -221,6 +342,8 @@ def _arm(arm: str, workload: str, rows: Sequence[Mapping[str, Any]], seed: int) 
         completion_tokens=sum(lengths) / len(lengths) if lengths else None,
         cached_tokens=sum(r.get("cached_tokens") or 0 for r in good),
         deterministic=_deterministic(good),
+        unrated=len(good) - len(rated),
+        spread=_spread(rated),
     )
 
 

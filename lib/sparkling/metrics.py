@@ -3,7 +3,8 @@
 n is the server's count of completion tokens (`usage`), never a count of chunks: under speculation
 one chunk carries several tokens. t_first and t_last are the arrivals of the first and the last
 chunk that brought tokens; thinking counts. A number that cannot be known is None, shown as n/a:
-never 0, never infinite. Replies that are not complete have no rates.
+never 0, never infinite. Replies that are not complete have no rates, and neither have replies whose
+chunks arrived in one burst (see `in_burst`).
 
     ttft_s       t_first - start
     decode_rate  (n - k) / (t_last - t_first) tokens/s, k = tokens in the first chunk
@@ -28,6 +29,10 @@ from sparkling.stats import Interval, bootstrap_ratio_of_sums
 
 NA = "n/a"
 
+MOST_RATE = 20_000.0  # tokens/s for one request: several times what any GPU of today decodes
+LEAST_GAP_S = 100e-6  # mean time between chunks: no step of a model is shorter
+BURST = "chunks arrived in one burst, so there is no decode rate"
+
 
 @dataclass(frozen=True)
 class Decode:
@@ -45,16 +50,41 @@ class Decode:
         return self.tokens / self.seconds
 
 
+def in_burst(tokens: float, seconds: float, gaps: int = 1) -> bool:
+    """Whether a stretch of `gaps` gaps tells the reader's speed and not the server's.
+
+    A reader that is starved of CPU finds all chunks waiting and takes them at once. So a stretch is a
+    burst when it means more than MOST_RATE, or chunks closer together than LEAST_GAP_S on average.
+    A real 2,000 tokens/s is far from both: 500 µs between chunks of one token.
+    """
+    return tokens > MOST_RATE * seconds or seconds < LEAST_GAP_S * gaps
+
+
+def burst(reply: Reply) -> bool:
+    """Whether the reply has no decode rate because its chunks arrived in one burst."""
+    stretch = _stretch(reply)
+    return stretch is not None and in_burst(stretch[0].tokens, stretch[0].seconds, stretch[1])
+
+
 def decode(reply: Reply) -> Decode | None:
-    """The decode stretch, or None: one chunk, no usage, not streamed, or not complete."""
+    """The decode stretch, or None: one chunk or one burst, no usage, not streamed, or not
+    complete."""
+    stretch = _stretch(reply)
+    return stretch[0] if stretch is not None and not burst(reply) else None
+
+
+def _stretch(reply: Reply) -> tuple[Decode, int] | None:
+    """The stretch as it arrived, bursts included, and the number of gaps in it."""
     times, n = reply.chunk_times_s, reply.completion_tokens
-    if not reply.complete or n is None or len(times) < 2 or times[-1] <= times[0]:
+    if not reply.complete or n is None or len(times) < 2 or times[-1] < times[0]:
         return None
     counted = [(t, c) for t, c in zip(times, reply.chunk_tokens, strict=True) if c is not None]
     if counted:
         (t0, first), (t1, last) = counted[0], counted[-1]
-        return Decode(last - first, t1 - t0, "counted") if last > first and t1 > t0 else None
-    return Decode(n - 1, times[-1] - times[0], "k=1") if n > 1 else None
+        if last <= first or t1 < t0 or len(counted) < 2:
+            return None
+        return Decode(last - first, t1 - t0, "counted"), len(counted) - 1
+    return (Decode(n - 1, times[-1] - times[0], "k=1"), len(times) - 1) if n > 1 else None
 
 
 def ttft_s(reply: Reply) -> float | None:

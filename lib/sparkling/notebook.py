@@ -38,6 +38,7 @@ More, for the notebooks that want it::
     nb.ask("What is 17 x 23?", max_tokens=200)     # one streamed request, shown with its timings
     nb.measure(["long-answer"], repeats=5)         # chosen workloads, chosen repeats
     nb.ladder()                                    # every arm of this run as one picture
+    nb.round_cost()                                # what a round of speculation costs here
     nb.recording("h200-humming")                   # one recording, plainly labelled
     nb.endpoint()                                  # how to call the running server from elsewhere
 
@@ -246,6 +247,13 @@ class Session:
         if not rows:
             return show.note("Nothing is measured in this run yet.")
         return show.ladder(bench.ladder(rows), where=machine_of(rows))
+
+    def round_cost(self, plain: str = "fp8-head", spec: str = "nextn") -> show.View:
+        """What a round costs, for the workloads of which this run measured both stages."""
+        costs = bench.round_costs(self.run.all_rows(ROWS), plain, spec)
+        if not costs:
+            return show.note(f"This run has no prompt that both {plain} and {spec} measured.")
+        return show.round_costs(costs)
 
     def ask(self, question: str, *, max_tokens: int = 256, **options: Any) -> show.View:
         """One streamed chat request, shown with its times. Options as `Client.chat` takes them."""

@@ -9,7 +9,7 @@ import io
 import textwrap
 from typing import Any
 
-from sparkling.show import View, table
+from sparkling.show import View, rows_of, table
 
 MAX_BYTES = 60_000
 COLOURS = ("#5b6675", "#2f6f9f", "#3a8f5c", "#c9772b", "#8a5aa8", "#a33f4b")
@@ -90,20 +90,29 @@ def _label(rung: Any) -> str:
     text = rate.text(1).split(" (n=")[0]
     if rung.gain is not None:
         text += f"   ×{rung.gain.text(2).split(' (n=')[0]}"
-        if rung.faster is None:
+        if not rung.steady:
+            text += ", machine not steady"
+        elif rung.faster is None:
             text += ", not told apart"
     return text
 
 
 def _caption(rungs: list[Any], summary: Any, where: str) -> str:
     failed = sum(r.summary.failed for r in rungs)
+    unrated = sum(r.summary.unrated for r in summary)
     parts = [
+        *([summary.warning] if summary.warning else []),
         f"Measured{' on ' + where if where else ' here'}.",
         summary.definition[0].upper() + summary.definition[1:] + ".",
         f"n: {_counts(rungs)}.",
     ]
     if failed:
         parts.append(f"{failed} rows that were not complete are left out.")
+    if unrated:
+        parts.append(
+            f"{unrated} complete rows without a decode rate (one chunk, or chunks that arrived in one "
+            "burst) are left out."
+        )
     if any(r.summary.decode_rate.low is None for r in rungs):
         parts.append("No interval: fewer than four prompts.")
     return " ".join(parts)
@@ -128,10 +137,11 @@ def _table(summary: Any, where: str) -> View:
                 f"× {summary.baseline}": rung.gain.text(2).split(" (n=")[0] if rung.gain else "1",
                 "accept length": length.text(2).split(" (n=")[0] if length else None,
                 "first token": f"{arm.ttft_s.p50:.3f} s (p50)" if arm.ttft_s else None,
-                "rows": f"{arm.rows}" + (f", {arm.failed} failed" if arm.failed else ""),
+                "rows": rows_of(arm),
             }
         )
-    title = f"Decode rate by stage, workload: {summary.workload}"
+    unsteady = ", machine not steady" if summary.warning else ""
+    title = f"Decode rate by stage, workload: {summary.workload}{unsteady}"
     return table(rows, title=title, caption=_caption_of(summary, where))
 
 

@@ -137,10 +137,13 @@ def _ladder(run: Run) -> str:
     rows = ladder_rows(run)
     if not rows:
         return "<p class='dim'>Nothing was measured in this run.</p>"
-    view = show.ladder(bench.ladder(rows), where=machine_of(rows))
+    made = bench.ladder(rows)
+    view = show.ladder(made, where=machine_of(rows))
     picture = base64.b64encode(view.png or b"").decode()
     alt = esc(view.text.splitlines()[0]) if view.text else "ladder"
-    return f'<img alt="{alt}" src="data:image/png;base64,{picture}"><pre>{esc(view.text)}</pre>'
+    warning = f"<p class='bad'><b>{esc(made.warning)}</b></p>" if made.warning else ""
+    image = f'<img alt="{alt}" src="data:image/png;base64,{picture}">'
+    return f"{warning}{image}<pre>{esc(view.text)}</pre>"
 
 
 def _proofs(run_dir: Path) -> str:

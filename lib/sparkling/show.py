@@ -14,7 +14,7 @@ from typing import Any
 from sparkling import metrics
 from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
-from sparkling.ladder import RATE_DEFINITION
+from sparkling.ladder import GAIN_DEFINITION, RATE_DEFINITION, unsteady
 from sparkling.live import Live
 from sparkling.metrics import shown
 
@@ -309,6 +309,8 @@ def reply(r: Any) -> View:
     if r.problem:
         parts.append(note(f"Not complete: {r.problem}.", strong=True))
     parts += [note(f"Note: {w}") for w in r.warnings]
+    if metrics.burst(r):
+        parts.append(note(f"Note: {metrics.BURST}."))
     cached = "" if r.cached_tokens is None else f" ({r.cached_tokens} from the cache)"
     rows = [
         ["first token", shown(metrics.ttft_s(r), 3, "s"), "from sending the request"],
@@ -351,6 +353,7 @@ def endpoint(url: str, model: str, *, key: bool) -> View:
 
 def measured(arms: Iterable[Any]) -> View:
     """Summaries of one or more arms (`bench.summarise`), one line for each workload."""
+    arms = list(arms)
     rows = []
     for arm in arms:
         lengths = arm.accept_length
@@ -362,12 +365,40 @@ def measured(arms: Iterable[Any]) -> View:
                 "tokens/s": arm.decode_rate.text(1) if arm.decode_rate else None,
                 "first token, p50": shown(arm.ttft_s.p50, 3, "s") if arm.ttft_s else None,
                 "accept length": lengths.text(2) if lengths else None,
-                "rows": f"{arm.rows}" + (f", {arm.failed} failed" if arm.failed else ""),
+                "rows": rows_of(arm),
                 "repeats alike": same,
             }
         )
     definition = RATE_DEFINITION[0].upper() + RATE_DEFINITION[1:]
-    return table(rows, caption=f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds.")
+    caption = f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds."
+    warning = unsteady(a.spread for a in arms)
+    return table(rows, caption=f"{warning} {caption}" if warning else caption)
+
+
+def rows_of(arm: Any) -> str:
+    """How many rows an arm has, and how many of them are in no rate."""
+    failed = f", {arm.failed} failed" if arm.failed else ""
+    return f"{arm.rows}{failed}" + (f", {arm.unrated} without a rate" if arm.unrated else "")
+
+
+def round_costs(costs: Sequence[Any]) -> View:
+    """What a round of speculation costs (`bench.round_costs`), one line for each workload."""
+    rows = [
+        {
+            "workload": c.workload,
+            "accept length": c.accept_length.text(2).split(" (n=")[0],
+            "gain": c.gain.text(2).split(" (n=")[0],
+            "verification cost": f"{c.cost:.2f}",
+            "n": c.prompts,
+        }
+        for c in costs
+    ]
+    warning = unsteady(c.spread for c in costs)
+    caption = (
+        "Cost = accept length ÷ gain, over the n prompts of a workload that both stages measured. "
+        f"{GAIN_DEFINITION[0].upper()}{GAIN_DEFINITION[1:]}; the baseline is the plain stage."
+    )
+    return table(rows, caption=f"{warning} {caption}" if warning else caption)
 
 
 def ladder(summary: Any, **options: Any) -> View:

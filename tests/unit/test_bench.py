@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import bench
+from sparkling import bench, metrics, show
 from sparkling.client import Client
 from sparkling.errors import ServerError, UsageError
 from sparkling.files import read_rows
@@ -178,8 +179,12 @@ def test_rows_hold_what_was_measured(server, tmp_path):
     ]  # fmt: skip
     assert seen == [(i + 1, 6, r["workload"]) for i, r in enumerate(rows)]
     for r in rows:
-        assert r["complete"] and r["completion_tokens"] == 6 and r["decode_method"] == "counted"
-        assert r["decode_tokens"] == 5 and r["decode_rate"] == pytest.approx(5 / r["decode_s"])
+        assert r["complete"] and r["completion_tokens"] == 6
+        if r["decode_s"] is None:  # a busy machine let this reader wait
+            assert r["warnings"] == [metrics.BURST] and r["decode_rate"] is None
+        else:
+            assert r["decode_method"] == "counted" and r["decode_tokens"] == 5
+            assert r["decode_rate"] == pytest.approx(5 / r["decode_s"])
         assert 0 < r["ttft_s"] < r["e2e_s"] and len(r["chunk_times_s"]) == 6
         assert r["output_hash"] and r["arm_hash"] and r["case_hash"] and r["machine_id"]
         assert r["flushed"] is True and r["settings"]["max_tokens"] == 6
@@ -469,6 +474,72 @@ def test_determinism_is_recorded():
     assert bench.summarise(differs)[0].deterministic is False
     sampled = {"settings": {"max_tokens": 100, "sampling": {"temperature": 0.6}}}
     assert bench.summarise([r | sampled for r in differs])[0].deterministic is None
+
+
+def test_rows_without_a_rate_are_in_no_average_and_are_counted():
+    rows = arms()
+    clean = bench.ladder(rows)
+    gone = {"decode_s": None, "decode_tokens": None, "decode_rate": None, "tpot_s": None}
+    older = {"decode_s": 1e-4, "decode_tokens": 15, "decode_rate": 150000, "tpot_s": 1e-4 / 15}
+    for more in (gone, older):
+        burst = [row("nextn", "0", 1, repeat=i, **more, peak_rate=None) for i in (2, 3)]
+        made = bench.ladder([*rows, *burst])["nextn"]
+        assert made.gain == clean["nextn"].gain
+        assert made.summary.tpot_s == clean["nextn"].summary.tpot_s
+        assert (made.summary.rows, made.summary.unrated, made.summary.failed) == (18, 2, 0)
+        found = {a.arm: a for a in bench.summarise([*rows, *burst])}["nextn"]
+        assert found.unrated == 2 and found.decode_rate == clean["nextn"].summary.decode_rate
+    for r in rows:
+        if r["arm"] == "nextn" and r["prompt"] == "3":
+            r.update(gone)
+    assert bench.ladder(rows)["nextn"].gain.n == 7
+    assert bench.ladder(rows)["nextn"].summary.unrated == 2
+    with pytest.raises(UsageError, match=r"with a decode rate \(16 answers have none\)"):
+        bench.ladder([r | gone if r["arm"] == "nextn" else r for r in rows])
+
+
+def test_a_machine_that_is_not_steady_gives_no_verdict():
+    rows = arms(gain=3)
+    steady = bench.ladder(rows)
+    assert steady.warning is None and steady["nextn"].faster is True
+    assert 1 < steady["nextn"].summary.spread < 1.03
+    slow = [r["decode_rate"] for r in rows if r["arm"] == "baseline" and r["prompt"] == "5"]
+    rows.append(row("baseline", "5", min(slow) / 4.7, repeat=2))
+    for made in (bench.ladder(rows), bench.ladder(rows, workload="w")):
+        assert made["nextn"].faster is None and made["nextn"].gain.excludes(1.0)
+        assert made["nextn"].gain.n == 8
+        assert re.match(
+            r"Machine not steady: repeats of one prompt differ by ×4\.[78]", made.warning
+        )
+        assert made.to_json()["warning"] == made.warning
+
+
+def test_the_spread_is_that_of_repeats_of_one_text():
+    rows = [row("baseline", p, r) for p, r in (("a", 100), ("b", 10))]
+    assert bench.summarise(rows)[0].spread is None  # prompts differ, nothing was repeated
+    rows += [row("baseline", "a", 50, repeat=1, output="y")]
+    assert bench.summarise(rows)[0].spread == pytest.approx(2)
+    sampled = {"settings": {"max_tokens": 100, "sampling": {"temperature": 0.6}}}
+    assert bench.summarise([r | sampled for r in rows])[0].spread is None
+
+
+def test_the_cost_of_a_round_is_paired_over_common_prompts():
+    spec = {"tokens": 150, "rounds": 60, "source": "meta_info"}
+    rows = [r | ({"arm": "fp8-head"} if r["arm"] == "baseline" else {"spec": spec}) for r in arms()]
+    (known,) = bench.round_costs(rows)
+    assert known.gain.n == known.prompts == 8 and known.gain.low < known.gain.value
+    assert known.gain.value == pytest.approx(1.5, rel=0.02)
+    assert known.cost == pytest.approx(2.5 / known.gain.value)
+    # Prompts and workloads that only one arm measured change nothing.
+    lucky = {"tokens": 400, "rounds": 100, "source": "meta_info"}
+    more = [row("nextn", p, 900, workload=w, spec=lucky) for w, p in (("w", "x"), ("other", "0"))]
+    more += [row("fp8-head", "y", 5, arm_hash="hash-baseline"), row("humming", "0", 7)]
+    assert bench.round_costs(rows + more) == [known]
+    assert bench.round_costs([r for r in rows if r["arm"] == "nextn"]) == []
+    text = show.round_costs([known]).text
+    assert "verification cost" in text and "n prompts" in text and "not steady" not in text
+    uneven = dataclasses.replace(known, spread=2.0)
+    assert "differ by ×2.0; read no gain" in show.round_costs([uneven]).text.replace("\n", " ")
 
 
 def test_sampled_workload_is_another_one():

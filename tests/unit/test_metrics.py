@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from sparkling import metrics
+from sparkling import bench, metrics, show
 from sparkling.metrics import AcceptReading, accept_length, accept_verdict
 from sparkling.reply import Reply, SpecCounts
 
@@ -72,6 +72,36 @@ def test_an_eos_token_without_text_is_not_counted_into_the_stretch():
 def test_what_cannot_be_known_is_none(r):
     assert metrics.decode(r) is metrics.decode_rate(r) is metrics.tpot_s(r) is None
     assert metrics.peak_rate(r) is None
+
+
+@pytest.mark.parametrize(
+    "r",
+    [
+        reply([0.5, 0.50001, 0.5001], 16, [1, 8, 16], e2e_s=0.6),  # would be 150,000 tokens/s
+        reply([0.5, 0.5, 0.5], 16, [1, 8, 16], e2e_s=0.6),
+        reply([0.5 + 0.00006 * i for i in range(64)], 64, range(1, 65)),  # read one by one
+        reply([0.5, 0.5001], 40),
+    ],
+)
+def test_chunks_in_one_burst_tell_no_rate(r):
+    assert metrics.burst(r)
+    assert metrics.decode(r) is metrics.decode_rate(r) is metrics.tpot_s(r) is None
+    assert metrics.peak_rate(r) is None
+    row = bench.reply_row(r)
+    assert row["decode_s"] is row["decode_rate"] is None and row["complete"]
+    assert row["warnings"] == [metrics.BURST]
+    assert "n/a" in show.reply(r).text and metrics.BURST in show.reply(r).text
+
+
+@pytest.mark.parametrize("rate", [40, 2000, 4000])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunks", [2, 5, 600])
+def test_fast_servers_are_no_burst(rate, k, chunks):
+    times = [0.05 + i * k / rate for i in range(chunks)]
+    r = reply(times, k * chunks, range(k, k * chunks + 1, k))
+    assert not metrics.burst(r)
+    assert metrics.decode_rate(r) == pytest.approx(rate)
+    assert bench.reply_row(r)["warnings"] == []
 
 
 def test_peak_is_never_below_the_mean():

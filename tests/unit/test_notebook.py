@@ -186,6 +186,7 @@ def test_measuring_uses_the_recipe_s_workloads_and_this_notebook_s_file(session,
     assert seen["repeats"] == 2
     assert seen["out"] == session.run.folder / "rows.jsonl"
     assert "Nothing is measured in this run yet" in str(session.ladder())
+    assert "no prompt that both fp8-head and nextn measured" in str(session.round_cost())
     with pytest.raises(UsageError, match="at least one repeat, not 0"):
         session.measure(repeats=0)
     with pytest.raises(UsageError, match="no workload 'short'"):

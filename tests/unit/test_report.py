@@ -135,6 +135,16 @@ def test_the_ladder_is_that_of_the_notebook_which_measured_most_arms(run):
     assert "6 prompts, 6 rows" in page
 
 
+def test_a_machine_that_was_not_steady_is_told(run):
+    warning = (
+        "Machine not steady: repeats of one prompt differ by ×5.0; read no gain from this run."
+    )
+    assert "not steady" not in report.build(run.dir).read_text()
+    live = open_run(run.dir.parent, run.id, notebook="80_live")
+    live.append("rows", row("nextn", 0, 16.0, repeat=1))
+    assert f"<p class='bad'><b>{warning}</b></p>" in report.build(run.dir).read_text()
+
+
 def test_a_part_that_cannot_be_made_says_so_in_its_place(run):
     open_run(run.dir.parent, run.id, notebook="80_live").append(
         "rows", row("nextn", 0, 70.0, repeat=1, machine_id="other")

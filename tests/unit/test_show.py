@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import struct
@@ -248,6 +249,28 @@ def test_gains_that_cannot_be_told_from_one_say_so():
     label = plots._label(FOUR["humming"])
     assert label.endswith("not told apart")
     assert "not told apart" not in plots._label(FOUR["nextn"])
+
+
+def test_a_machine_that_was_not_steady_is_said_wherever_the_ladder_is(monkeypatch):
+    rungs = [dataclasses.replace(r, steady=False) for r in FOUR]
+    uneven = dataclasses.replace(rungs[1].summary, spread=4.7, unrated=3)
+    rungs[1] = dataclasses.replace(rungs[1], summary=uneven)
+    made = Ladder("baseline", "all", tuple(rungs))
+    seen = {}
+    monkeypatch.setattr(plots, "_png", lambda figure: seen.setdefault("figure", figure) and b"x")
+    text = " ".join(plots.ladder(made).text.split())
+    want = "Machine not steady: repeats of one prompt differ by ×4.7; read no gain from this run."
+    assert want in text and "workload: all, machine not steady" in text
+    assert (
+        show.rows_of(uneven) == "36, 3 without a rate"
+        and "3 complete rows without a decode rate" in text
+    )
+    drawn = [t.get_text() for t in [*seen["figure"].texts, *seen["figure"].axes[0].texts]]
+    assert any(want in " ".join(t.split()) for t in drawn)
+    assert sum("machine not steady" in t for t in drawn) == 3
+    assert want in " ".join(show.measured([uneven]).text.split())
+    calm = plots.ladder(FOUR).text + show.measured([FOUR.rungs[0].summary]).text
+    assert "steady" not in calm and "without a" not in calm
 
 
 def test_arms_without_numbers_do_not_draw_and_failed_rows_are_told():
