@@ -202,15 +202,22 @@ def opening(name: str, lane: Lane) -> View:
     return _card(card.title, rows)
 
 
-def closing(name: str, lane: Lane, proved: Iterable[str] = (), note: str = "") -> View:
-    """What was proved here, and what to do next."""
+def closing(
+    name: str, lane: Lane, proved: Iterable[str] = (), note: str = "", *, answered: bool = False
+) -> View:
+    """What was proved here, and what to do next. answered: a server was started and answered."""
     card = one(name, lane)
     done = list(proved)
     follow = "this was the last notebook" if not card.next else card.next
     if card.next:
         cards = load(lane.root / "notebooks")
         follow = f"{card.next}: {cards[card.next].title}"
-    rows = [("Proved here", "\n".join(done) or "nothing was started, so nothing was proved")]
+    nothing = (
+        "a server was started and answered; no switch was proved"
+        if answered
+        else "nothing was started, so nothing was proved"
+    )
+    rows = [("Proved here", "\n".join(done) or nothing)]
     if note:
         rows.append(("Note", note))
     rows.append(("Next", follow))

@@ -170,6 +170,11 @@ def environment_of(info: Mapping[str, Any] | None) -> dict[str, str] | None:
     return found if known else None
 
 
+def count(number: int, what: str) -> str:
+    """A number with its noun: "1 round", "2 rounds"."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 AGAIN = "start the stage again from its recipe (sparkling render shows the command)"
 READ_LOG = "read the plugin's lines in the server's log"
 WITHOUT = "start the stage again without it"

@@ -98,6 +98,7 @@ class Session:
         self.server: _server.Server | None = None
         self.stage: str | None = None
         self.proofs: list[_proof.Proof] = []
+        self._answered = False  # a server was started here and generated a token
         self._missing: str | None = None  # why the stage asked for last cannot run here
 
     def __repr__(self) -> str:
@@ -124,7 +125,7 @@ class Session:
         self.stop()
         self.run.finish("done")
         done = [_told(p) for p in self.proofs]
-        return card.closing(self.name, self.lane, done)
+        return card.closing(self.name, self.lane, done, answered=self._answered)
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -191,6 +192,7 @@ class Session:
                 progress=lambda phase, _seconds: live.update(note=phase),
                 runs=self.lane.runs,
             )
+            self._answered = True
             live.end(f"ready after {self.server.ready_seconds:.0f} s")
         self.run.update({"launches": {stage: self.server.launch.to_json()}})
         where = f"{stage} is ready at {self.server.url} after {self.server.ready_seconds:.0f} s"

@@ -26,7 +26,7 @@ from sparkling.probing import (
     run_probe,
     status_after,
 )
-from sparkling.wanted import RULES, declared
+from sparkling.wanted import RULES, asked, declared
 from sparkling.wanted_draft import MIN_ROUNDS, accept_readings
 
 GOOD = ("live", "off")
@@ -299,12 +299,12 @@ def _probe_of_recording(meta: Mapping[str, Any] | None) -> Probe | None:
 
 def wanted(launch: Any) -> Proof:
     """What a stage will be asked for, before anything is started."""
-    verdicts = []
-    for switch, on in launch.switches.items():
-        if switch in RULES:
-            asked = RULES[switch](on, None, None, None, Probe() if on else None)
-            evidence = [Evidence(e.switch, e.source, e.wanted, "", None) for e in asked]
-            verdicts.append(Verdict(switch, on, "cannot tell", evidence))
+    expect = expectations(launch)
+    verdicts = [
+        Verdict(switch, on, "cannot tell", asked(switch, on, expect.get(switch)))
+        for switch, on in launch.switches.items()
+        if switch in RULES
+    ]
     return Proof(launch.stage, verdicts, only_wanted=True)
 
 

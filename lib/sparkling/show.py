@@ -335,17 +335,23 @@ def endpoint(url: str, model: str, *, key: bool) -> View:
     """How to call a running server from another program."""
     base = url.rstrip("/").removesuffix("/v1") + "/v1"
     header = ' -H "Authorization: Bearer $SPARKLING_API_KEY"' if key else ""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    messages = '[{"role": "user", "content": "Hello"}]'
+    body = f'{{"model": "{model}", "messages": {messages}}}'
+    first = "# set SPARKLING_API_KEY to the server's key yourself, here and for Python: nothing else does"
     code = "\n".join(
         [
+            *([first] if key else []),
             "# from a shell on this machine",
             f"curl {base}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'",
             "",
             "# from Python",
+            *(["import os", ""] if key else []),
             "from openai import OpenAI",
+            "",
             f'client = OpenAI(base_url="{base}", api_key='
             + ('os.environ["SPARKLING_API_KEY"])' if key else '"none")'),
-            f'client.chat.completions.create(model="{model}", messages=[...])',
+            f'reply = client.chat.completions.create(model="{model}", messages={messages})',
+            "print(reply.choices[0].message.content)",
         ]
     )
     return View(f"<pre>{esc(code)}</pre>", code)

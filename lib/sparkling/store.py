@@ -169,7 +169,9 @@ def open_run(
     _manifest(folder)  # refuses what is not ours
     if notebook:
         run.path()
-        entry = {"started": _now(), "params": dict(params or {}), "state": "running"}
+        entry: dict[str, Any] = {"started": _now(), "state": "running"}
+        if params:
+            entry["params"] = dict(params)
         run.update({"notebooks": {notebook: entry}})
     elif params:
         run.update({"params": dict(params)})

@@ -63,20 +63,24 @@ def run_suite(
 ) -> SuiteResult:
     """Run the notebooks in order and write timings and report; never raises for a failing notebook.
 
-    resume: continue `run_id`, or the newest run of this lane; notebooks that are done and whose
-    source and parameters are unchanged are kept. record_minutes: write the measured minutes of
+    resume: continue `run_id`, or the newest run of this lane, with the notebooks and parameters
+    that it recorded where none are given; notebooks that are done and whose source and parameters
+    are unchanged are kept. record_minutes: write the measured minutes of
     this lane to `notebooks/minutes.json`. Raises UsageError for a wrong request, before anything
     is started, and SparklingError when the run is being executed by another suite.
     """
     folder = folder or lane.root / "notebooks"
-    chosen = choose(folder, notebooks)
-    sources = {p.stem: load_notebook(p) for p in chosen}
-    text = card.load(folder)
     run_id = run_id or (_resumable(lane.runs, lane.kind) if resume else None)
     if resume and run_id and not (lane.runs / run_id).is_dir():
         raise UsageError(f"There is no run {run_id!r} in {lane.runs} to continue.")
+    names, before = _asked(lane.runs / run_id) if resume and run_id else (None, {})
+    chosen = choose(folder, notebooks or names)
+    sources = {p.stem: load_notebook(p) for p in chosen}
+    text = card.load(folder)
     declared = {p.stem: defaults_of(sources[p.stem], p.name) for p in chosen}
-    given = assign(declared, params or {}, {"lane": lane.kind})  # refuse before a run exists
+    known = {name for defaults in declared.values() for name in defaults}
+    values = {k: v for k, v in before.items() if k in known} | dict(params or {})
+    given = assign(declared, values, {"lane": lane.kind})  # refuse before a run exists
     run = store.open_run(lane.runs, run_id)
     for name, defaults in declared.items():
         if "run_id" in defaults:
@@ -90,7 +94,10 @@ def run_suite(
         text,
         cell_timeout_s or _cell_limit(lane),
         progress or (lambda _line: None),
+        {"notebooks": [p.stem for p in chosen] if notebooks or names else None, "params": values},
     )
+    if resume and run_id:
+        suite.progress(_continuing(run.id, (names, before), (notebooks, params or {})))
     with _sole(run.dir):
         result = suite.run(keep=resume)
     if record_minutes:
@@ -111,6 +118,30 @@ def _resumable(runs: Path, lane: str) -> str | None:
             if json.loads(path.read_text("utf-8"))["lane"] == lane:
                 return path.parent.name
     return None
+
+
+def _asked(run_dir: Path) -> tuple[list[str] | None, dict[str, Any]]:
+    """The notebooks (None: all) and parameters that a run recorded when it began."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        asked = json.loads((run_dir / "timings.json").read_text("utf-8"))["asked"]
+        return asked["notebooks"], dict(asked["params"])
+    return None, {}
+
+
+def _continuing(
+    run_id: str,
+    recorded: tuple[Sequence[str] | None, Mapping[str, Any]],
+    now: tuple[Sequence[str] | None, Mapping[str, Any]],
+) -> str:
+    """One line: what a resumed run takes from its record, and what is given now instead."""
+
+    def words(names: Sequence[str] | None, params: Mapping[str, Any]) -> list[str]:
+        return [*(names or ()), *(f"{k}={v}" for k, v in params.items())]
+
+    text = f"Continuing run {run_id}, which began with "
+    text += ", ".join(words(recorded[0] or ["all notebooks"], recorded[1]))
+    instead = words(*now)
+    return text + (f"; given now instead: {', '.join(instead)}" if instead else "")
 
 
 @contextlib.contextmanager

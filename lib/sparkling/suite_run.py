@@ -53,7 +53,10 @@ class Pass:
         text: Mapping[str, Any],
         cell_timeout_s: float,
         progress: Progress,
+        asked: Mapping[str, Any] | None = None,
     ) -> None:
+        """asked: the notebooks and parameters of the request, kept for whoever resumes the run."""
+        self.asked = dict(asked or {})
         self.lane, self.dir, self.chosen, self.given = lane, run_dir, chosen, given
         self.cell_timeout_s, self.progress, self.cards = cell_timeout_s, progress, text
         self.out = run_dir / "notebooks"
@@ -77,6 +80,7 @@ class Pass:
         began = time.monotonic()
         if keep:
             self._keep_done()
+        self._save(result)  # a run that is killed at once resumes with what it was asked for
         scratch = self.dir / tidy.SCRATCH
         shutil.rmtree(scratch, ignore_errors=True)  # of a suite that was killed
         scratch.mkdir()
@@ -288,6 +292,7 @@ class Pass:
             "leaks": result.leaks,
             "stopped": result.stopped,
             "cell_timeout_s": self.cell_timeout_s,
+            "asked": self.asked,
             "parameters": self.given,
             "notebooks": [asdict(n) for n in result.notebooks],
         }

@@ -19,6 +19,7 @@ from sparkling.evidence import (
     LogFacts,
     Probe,
     arguments_of,
+    count,
 )
 from sparkling.wanted_draft import nextn
 from sparkling.wanted_head import fp8_head
@@ -52,7 +53,7 @@ def humming(
     elif on:
         _humming_layers(f, want, mine, others, facts)
     else:
-        found = f"{len(mine)} layers prepared for Humming" if mine else _others(others)
+        found = count(len(mine), "layer") + " prepared for Humming" if mine else _others(others)
         f.add("log", want, found, not mine, "the log shows Humming at work", WITHOUT)
 
     gemm = facts.humming_gemm if facts else None
@@ -85,7 +86,7 @@ def humming(
 
 
 def _others(others: Mapping[str, list[str]]) -> str:
-    listed = ", ".join(f"{len(v)} layers for {k}" for k, v in sorted(others.items()))
+    listed = ", ".join(f"{count(len(v), 'layer')} for {k}" for k, v in sorted(others.items()))
     return f"none; {listed}" if listed else "none"
 
 
@@ -105,7 +106,7 @@ def _humming_layers(f: Findings, want: str, mine: list[str], others, facts: LogF
     numbers = sorted({int(part) for name in mine for part in name.split(".") if part.isdigit()})
     if facts.layers:  # a draft's layer has the number after the last
         numbers = [n for n in numbers if n < facts.layers]
-    span = f"{len(mine)} layers" + (f", {numbers[0]} to {numbers[-1]}" if numbers else "")
+    span = count(len(mine), "layer") + (f", {numbers[0]} to {numbers[-1]}" if numbers else "")
     last = facts.layers or (numbers[-1] + 1 if numbers else 0)
     gaps = sorted(set(range(numbers[0], last)) - set(numbers)) if numbers else []
     where = "look at the `Preparing …` lines of the log for the layers that differ"
@@ -135,30 +136,28 @@ def _humming_layers(f: Findings, want: str, mine: list[str], others, facts: LogF
 def declared(switch: str, expect: Any, info: Info, have: list[Evidence]) -> list[Evidence]:
     """The arguments that a recipe's stage declares beside those the rule already looked at.
 
-    expect: `recipe.Expect`. One evidence for all that agree, one for each that does not.
+    expect: `recipe.Expect`. One evidence for each.
     """
     f = Findings(switch)
     seen = " ".join(e.wanted for e in have if e.source == "arguments")
     wants = {**expect.arguments, **dict.fromkeys(expect.arguments_unset)}
-    same = []
     for name, value in wants.items():
         known, found = arguments_of(info, name)
         if not known or (name in seen and value in (None, found)):
             continue
+        want = f"{name} not set" if value is None else f"{name} = {value}"
         if (not found) if value is None else found == value:
-            same.append(f"{name} = {found}")
+            if name not in seen:
+                f.add("arguments", want, f"{found}", True)
         else:
             f.add(
                 "arguments",
-                f"{name} = {value}",
+                want,
                 f"{found}",
                 False,
                 f"the server has {name} = {found}, and the recipe says {value}",
                 AGAIN,
             )
-    fresh = [s for s in same if s.split(" ")[0] not in seen]
-    if fresh:
-        f.add("arguments", "as the recipe says", ", ".join(fresh), True)
     return f.items
 
 
@@ -168,3 +167,34 @@ RULES: dict[str, Callable[..., list[Evidence]]] = {
     "nextn": nextn,
 }
 """Switch id -> its rule: (on, /server_info, LogFacts, status, Probe) -> Evidence list."""
+
+
+_TALKATIVE = (
+    {
+        "moe_runner_backend": "",
+        "speculative_algorithm": "",
+        "enable_fp32_lm_head": True,
+        "process_env": {},
+    },
+    LogFacts(complete=True, humming_gemm="any", draft_head=(True, ""), accept=[(1.0, None)]),
+    {"head": {"dtype": "any"}, "draft": {"class": "any", "head_shared": True}},
+    Probe(
+        answered=True,
+        tokens=1,
+        rounds=1,
+        applied=(0, 1),
+        top=[{0: 0.0}],
+        reference={"top": [{"0": 0.0}]},
+    ),
+)
+"""A server that says something about everything, so that a rule leaves none of its questions out."""
+
+
+def asked(switch: str, on: bool, expect: Any = None) -> list[Evidence]:
+    """Every question that the rule of a switch and its recipe ask, once each and without answers."""
+    have = RULES[switch](on, *_TALKATIVE)
+    if expect is not None:
+        other = dict.fromkeys([*expect.arguments, *expect.arguments_unset], "another value")
+        have += declared(switch, expect, other, [])
+    questions = dict.fromkeys((e.source, e.wanted) for e in have)
+    return [Evidence(switch, source, wanted, "", None) for source, wanted in questions]

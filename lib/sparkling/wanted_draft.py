@@ -15,6 +15,7 @@ from sparkling.evidence import (
     Probe,
     Reading,
     arguments_of,
+    count,
 )
 
 MIN_ROUNDS = 20
@@ -33,7 +34,7 @@ def nextn(
     """Evidence for NEXTN speculative decoding."""
     f = Findings("nextn")
     known, algorithm = arguments_of(info, "speculative_algorithm")
-    want = f"speculative_algorithm = {'EAGLE (what NEXTN resolves to)' if on else 'None'}"
+    want = "speculative_algorithm " + ("= EAGLE (what NEXTN resolves to)" if on else "not set")
     if known:
         right = ("EAGLE", "NEXTN") if on else (None, "NONE")
         cause = (
@@ -88,7 +89,7 @@ def _no_rounds(f: Findings, facts: LogFacts | None, status: Info, probe: Probe |
         f.add(
             "probe",
             "no verification round",
-            f"{probe.rounds} rounds",
+            count(probe.rounds, "round"),
             False,
             "the reply was made with speculation",
             WITHOUT,
@@ -133,7 +134,7 @@ def _accepts(f: Findings, facts: LogFacts | None, status: Info, probe: Probe | N
             found = f"the reply says {raw:g} without rounds, which counts nothing"
         f.add("probe", want, found, None)
     elif not decided:
-        f.add("probe", want, f"{length:.2f} over only {rounds} rounds", None)
+        f.add("probe", want, f"{length:.2f} over only {count(rounds, 'round')}", None)
     else:
         cause, remedy = NOTHING
         head = status.get("head") if status else None

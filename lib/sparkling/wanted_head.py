@@ -16,6 +16,7 @@ from sparkling.evidence import (
     LogFacts,
     Probe,
     arguments_of,
+    count,
     environment_of,
 )
 
@@ -51,7 +52,7 @@ def fp8_head(
     if on and arguments_of(info, "enable_fp32_lm_head")[1]:
         f.add(
             "arguments",
-            "enable_fp32_lm_head = False",
+            "enable_fp32_lm_head not set",
             "True",
             False,
             "--enable-fp32-lm-head and the FP8 head exclude each other",
@@ -66,7 +67,7 @@ def fp8_head(
         f.add(
             "log",
             want,
-            f"{facts.head_lines} such lines",
+            count(facts.head_lines, "such line"),
             facts.head_lines > 0,
             "the server loaded its weights without quantizing the head",
             "stock SGLang ignores the switch without a word: it takes the Sparkling plugin, or "
@@ -76,7 +77,7 @@ def fp8_head(
         f.add(
             "log",
             want,
-            f"{facts.head_lines} such lines",
+            count(facts.head_lines, "such line"),
             facts.head_lines == 0,
             "the log says that the head was quantized",
             WITHOUT,

@@ -109,6 +109,9 @@ def test_the_closing_card_says_what_was_proved_and_what_comes_next(lane):
     text = card.closing("50_humming", lane).text
     assert "nothing was proved" in text
     assert "last notebook" in text
+    text = card.closing("50_humming", lane, answered=True).text
+    assert "a server was started and answered; no switch was proved" in text
+    assert "nothing" not in text
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_begin_opens_a_run_and_starts_nothing(session):
     assert session.started == []
     assert session.run.manifest["lane"] == "cpu"
     assert session.run.manifest["recipe"]["name"] == "tiny-ling"
-    assert session.run.manifest["notebooks"]["50_humming"]["state"] == "running"
+    mine = session.run.manifest["notebooks"]["50_humming"]
+    assert mine["state"] == "running"
+    assert "params" not in mine  # the parameters of a suite's run are in its timings.json
     assert "Humming expert kernels" in str(session.opening)
     other = notebook.begin("40_baseline", lane="cpu", run_id=session.run.id)
     assert other.run.dir == session.run.dir
@@ -77,6 +79,7 @@ def test_a_stage_that_runs_here_is_started_shown_and_stopped_once(session):
     assert "The server is stopped" in str(session.stop())
     assert session.started[1].stopped == 1
     assert "No server is running" in str(session.stop())
+    assert "a server was started and answered; no switch was proved" in str(session.closing)
 
 
 def test_a_stage_that_cannot_run_here_needs_no_if_in_the_cells(session):

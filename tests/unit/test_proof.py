@@ -496,6 +496,49 @@ def test_every_stage_of_every_recipe_is_asked_for_evidence(root, book):
         got.require()  # a list of wishes stops nobody
 
 
+@pytest.mark.parametrize("book", ["tiny-ling", "ling-3.0-flash"])
+def test_what_is_asked_beforehand_is_all_that_is_judged(root, book):
+    """Every server of the matrices, and what differs most from it, judged both ways."""
+    same = {"7": -0.5}
+    probe = dataclasses.replace(
+        SPEC, applied=(3, 9), top=[same], output_ids=[7], reference={"top": [same]}
+    )
+    draft_head = T + "The NEXTN draft uses the target's lm_head (by reference)."
+    arguments, logs, states, probes = (list(x) for x in zip(*GOOD.values(), strict=True))
+    arguments += [None, info(enable_fp32_lm_head=True, env=ON)]
+    logs += [None, [LOADED, GEMM, HEAD, DRAFT, decode(1.0), draft_head, prepared(2)]]
+    states += [None, {}, {"head": FP8, "draft": SHARED}]
+    probes += [None, Probe(), probe]
+    data = recipe.load(book, root=root)
+    every = set()
+    for stage in data.ladder:
+        launch = data.render(stage, model=root / "model")
+        listed = {
+            (v.switch, v.expected_on, e.source, e.wanted)
+            for v in wanted(launch).verdicts
+            for e in v.evidence
+        }
+        asked, seen = data.stage(stage).expect, set()
+        said = {n: x for e in asked.values() for n, x in e.arguments.items()}
+        told = [info(**said), info(**dict.fromkeys(said, "other"))]
+        for a, lines, status, p in itertools.product([*arguments, *told], logs, states, probes):
+            events = None if lines is None else list(log.parse(lines))
+            for got in judge_all(launch.switches, a, events, status, p, asked):
+                seen |= {(got.switch, got.expected_on, e.source, e.wanted) for e in got.evidence}
+        assert seen - listed == set()
+        every |= {wish for *_, wish in seen}
+    told = " | ".join(every)
+    for wish in ("whole head", "target's head", "decode lines", "log-probabilities", "no draft"):
+        assert wish in told  # the matrix reaches them
+
+
+def test_one_line_is_one_line():
+    got = verdict("fp8-head", True, *GOOD["fp8-head", True])
+    assert "1 such line" in [e.found for e in got.evidence]
+    got = verdict("fp8-head", False, *GOOD["fp8-head", False])
+    assert "0 such lines" in [e.found for e in got.evidence]
+
+
 # -- logs, recordings, storage -------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import re
 import struct
+import sys
+import types
 
 import pytest
 from sparkling import plots, recipe, recordings, show
@@ -156,6 +158,30 @@ def test_the_endpoint_never_shows_a_key():
     assert "http://127.0.0.1:30000/v1" in view.text
     assert "$SPARKLING_API_KEY" in view.text
     assert "Authorization" not in show.endpoint("http://h:1/v1", "tiny", key=False).text
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_the_endpoint_s_python_can_be_pasted(key, monkeypatch, capsys):
+    asked = []
+
+    class OpenAI:
+        def __init__(self, **options):
+            asked.append(options)
+            self.chat = self.completions = self
+
+        def create(self, **options):
+            asked.append(options)
+            message = types.SimpleNamespace(content="Hi.")
+            return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
+
+    monkeypatch.setitem(sys.modules, "openai", types.SimpleNamespace(OpenAI=OpenAI))
+    monkeypatch.setenv("SPARKLING_API_KEY", "k")
+    text = show.endpoint("http://127.0.0.1:30000", "tiny", key=key).text
+    exec(text.split("# from Python\n")[1], {})
+    assert capsys.readouterr().out == "Hi.\n"
+    assert asked[0]["api_key"] == ("k" if key else "none")
+    assert asked[1]["messages"][0]["role"] == "user"
+    assert ("set SPARKLING_API_KEY to the server's key yourself" in text) == key
 
 
 # -- the ladder -------------------------------------------------------------------------------------

@@ -204,6 +204,57 @@ def test_resume_keeps_what_is_done_and_unchanged(mixed):
     assert again.notebooks[0].seconds == result.notebooks[0].seconds
 
 
+class Cut(Exception):
+    """Stands for a kill before the first notebook."""
+
+
+def test_a_resumed_run_is_the_run_that_was_asked_for(tmp_path, monkeypatch):
+    books = tmp_path / "notebooks"
+    books.mkdir()
+    for name in ("00_a", "10_b", "20_c"):
+        write(books, name, "1")
+    lane = make_lane(tmp_path)
+    ran: list[tuple[str, dict]] = []
+
+    def one(self, _path, mine, *_rest):
+        ran.append((mine.name, {k: v for k, v in self.given[mine.name].items() if k == "repeats"}))
+        raise Cut
+
+    monkeypatch.setattr(suite_run.Pass, "_one", one)
+    # What a kill leaves is what was written before; the end of a pass writes nothing here.
+    monkeypatch.setattr(suite_run.report, "build", lambda _dir: None)
+
+    def run(**options) -> list[str]:
+        lines: list[str] = []
+        with pytest.raises(Cut):
+            suite.run_suite(lane, folder=books, progress=lines.append, **options)
+        return lines
+
+    saved = []
+    save = suite_run.Pass._save
+    with monkeypatch.context() as patch:  # only the first writing is left
+        patch.setattr(suite_run.Pass, "_save", lambda *a: saved or saved.append(1) or save(*a))
+        assert run(notebooks=["10_b"], params={"repeats": "7"}) == []
+    (line,) = run(resume=True)
+    assert ran == [("10_b", {"repeats": 7})] * 2
+    assert line.endswith(", which began with 10_b, repeats=7")
+    (line,) = run(resume=True, notebooks=["20_c"], params={"repeats": "5", "fast": "1"})
+    assert ran[-1] == ("20_c", {"repeats": 5})
+    assert "began with 10_b, repeats=7; given now instead: 20_c, repeats=5, fast=1" in line
+    (line,) = run(resume=True)
+    assert "began with 20_c, repeats=5, fast=1" in line
+    (run_dir,) = lane.runs.glob("2*")
+    assert run_dir.name in line
+    run(params={"repeats": "2"})
+    (line,) = run(resume=True, run_id=run_dir.name)
+    assert "20_c" in line
+    assert (
+        "began with all notebooks, repeats=2"
+        in run(resume=True, run_id=next(p.name for p in lane.runs.glob("2*") if p != run_dir))[0]
+    )
+    assert ran[-1] == ("00_a", {"repeats": 2})
+
+
 def test_a_changed_cell_or_parameter_is_not_kept():
     book = {"cells": [{"cell_type": "code", "source": ["x = ", "1"]}]}
     same = {"cells": [{"cell_type": "code", "source": "x = 1", "outputs": [1], "id": "z"}]}
