@@ -20,7 +20,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 import torch
-
 from sparklet import evaluate, export, tokenizer, training
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +13,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from . import tasks, tokenizer
+from .chat import HIDDEN, SHOWN
+from .kda import CHUNK
 
 POOL = 4096  # samples drawn, sorted by length and cut into batches at a time
-UNIT = 16  # lengths are padded to a multiple of the KDA chunk
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,14 @@ class Plan:
 
     seed: int
     tokens: int
-    length: int = 256
+    length: int = 288
     pool: int = POOL
+    fixed: bool = False  # empty rows fill every batch to tokens // length rows (for CUDA graphs)
+
+    @property
+    def unit(self) -> int:
+        """Lengths are padded to a multiple of this."""
+        return 2 * CHUNK if self.fixed else CHUNK
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,39 @@ def shared_tokenizer() -> Tokenizer:
     return tokenizer.build()
 
 
-def encode(sample: tasks.Sample, tok: Tokenizer) -> tuple[list[int], list[float]]:
+class Encoder:
+    """The tokenizer with a memory of the pieces it has seen, ten times as fast on these texts."""
+
+    def __init__(self, tok: Tokenizer) -> None:
+        self.tok = tok
+        special = "|".join(re.escape(t) for t in (*HIDDEN, *SHOWN))
+        self.special = re.compile(f"({special})").split
+        self.split = re.compile(tokenizer.PATTERN).findall
+        self.known: dict[str, list[int]] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for i, part in enumerate(self.special(text)):
+            for piece in (part,) if i % 2 else self.split(part):
+                found = self.known.get(piece)
+                if found is None:
+                    found = self.tok.encode(piece, add_special_tokens=False).ids
+                    self.known[piece] = found
+                ids += found
+        return ids
+
+
+@cache
+def shared_encoder() -> Encoder:
+    return Encoder(shared_tokenizer())
+
+
+def encode(sample: tasks.Sample, encoder: Encoder) -> tuple[list[int], list[float]]:
     """Token ids and the loss weight of each."""
     ids: list[int] = []
     weights: list[float] = []
     for text, weight in sample.pieces:
-        piece = tok.encode(text, add_special_tokens=False).ids
+        piece = encoder(text)
         ids += piece
         weights += [weight] * len(piece)
     return ids, weights
@@ -55,35 +90,39 @@ def encode(sample: tasks.Sample, tok: Tokenizer) -> tuple[list[int], list[float]
 
 def pool(plan: Plan, index: int) -> list[Batch]:
     """All batches of pool `index`, shuffled."""
-    rng, tok = random.Random(f"{plan.seed}/{index}"), shared_tokenizer()
+    rng, encoder = random.Random(f"{plan.seed}/{index}"), shared_encoder()
     rows = []
     for _ in range(plan.pool):
         sample = tasks.sample(rng)
-        ids, weights = encode(sample, tok)
+        ids, weights = encode(sample, encoder)
         most = plan.length if sample.kind != "repeat" else rng.randrange(64, plan.length + 1)
         rows.append((ids[:most], weights[:most]))
     rows.sort(key=lambda x: len(x[0]))
     out, begin = [], 0
     while begin < len(rows):
         end = begin + 1
-        while end < len(rows) and (end + 1 - begin) * _padded(len(rows[end][0])) <= plan.tokens:
+        while (
+            end < len(rows)
+            and (end + 1 - begin) * _padded(len(rows[end][0]), plan.unit) <= plan.tokens
+        ):
             end += 1
         if end < len(rows) or not out:  # a short last batch would count too much
-            out.append(_stack(rows[begin:end]))
+            out.append(_stack(rows[begin:end], plan))
         begin = end
     rng.shuffle(out)
     return out
 
 
-def _padded(n: int) -> int:
-    return -(-n // UNIT) * UNIT
+def _padded(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
 
 
-def _stack(rows: list[tuple[list[int], list[float]]]) -> Batch:
-    width = _padded(max(len(ids) for ids, _ in rows))
-    ids = np.zeros((len(rows), width), np.int64)
-    weights = np.zeros((len(rows), width), np.float32)
-    valid = np.zeros((len(rows), width), bool)
+def _stack(rows: list[tuple[list[int], list[float]]], plan: Plan) -> Batch:
+    width = _padded(max(len(ids) for ids, _ in rows), plan.unit)
+    height = plan.tokens // width if plan.fixed else len(rows)
+    ids = np.zeros((height, width), np.int64)
+    weights = np.zeros((height, width), np.float32)
+    valid = np.zeros((height, width), bool)
     for i, (a, b) in enumerate(rows):
         ids[i, : len(a)], weights[i, : len(b)], valid[i, : len(a)] = a, b, True
     return Batch(ids, weights, valid)

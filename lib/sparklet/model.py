@@ -213,7 +213,8 @@ class Router(nn.Module):
         self.c = c
         self.weight = nn.Parameter(torch.randn(c.num_experts, c.hidden_size) * c.hidden_size**-0.5)
         self.register_buffer("expert_bias", torch.zeros(c.num_experts))
-        self.load = torch.zeros(c.num_experts)  # tokens per expert since the last balance()
+        # tokens per expert since the last balance()
+        self.register_buffer("load", torch.zeros(c.num_experts), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, H] -> normalised weights and expert ids [N, top k]."""
@@ -226,20 +227,24 @@ class Router(nn.Module):
             keep = torch.zeros_like(rank).scatter_(1, rank.topk(c.topk_group, -1).indices, 1.0)
             choice = groups.masked_fill(keep.unsqueeze(-1) == 0, float("-inf")).flatten(-2)
             ids = choice.topk(c.num_experts_per_tok, -1).indices
-        w = score.gather(1, ids)
+        # as a product with 0 and 1: a gather's backward is not deterministic on a GPU
+        w = (score.unsqueeze(1) * self.one_hot(ids)).sum(-1)
         return w / (w.sum(-1, keepdim=True) + 1e-20), ids
+
+    def one_hot(self, ids: Tensor) -> Tensor:
+        """float32 [N, top k, E]."""
+        return (ids.unsqueeze(-1) == torch.arange(self.c.num_experts, device=ids.device)).float()
 
     @torch.no_grad()
     def count(self, ids: Tensor, valid: Tensor | None) -> None:
-        one = F.one_hot(ids, self.c.num_experts).sum(1)
-        one = one if valid is None else one * valid.view(-1, 1)
-        self.load = self.load.to(ids.device) + one.sum(0)
+        one = self.one_hot(ids).sum(1)
+        self.load += (one if valid is None else one * valid.view(-1, 1)).sum(0)
 
     @torch.no_grad()
-    def balance(self, rate: float) -> None:
+    def balance(self, rate: float | Tensor) -> None:
         """The auxiliary-loss-free update: under-used experts become easier to choose."""
         self.expert_bias += rate * torch.sign(self.load.mean() - self.load)
-        self.load = torch.zeros_like(self.load)
+        self.load.zero_()
 
 
 class Experts(nn.Module):
@@ -277,8 +282,7 @@ class MoE(nn.Module):
     def all_experts(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Every expert on every token, then weighted: three large products (for a GPU)."""
         e = self.experts
-        full = torch.zeros(x.shape[0], self.c.num_experts, device=x.device)
-        full = full.scatter(1, ids, weights).to(x.dtype)
+        full = (self.gate.one_hot(ids) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
         h = swiglu(
             F.linear(x, e.gate_proj.now.flatten(0, 1)),
             F.linear(x, e.up_proj.now.flatten(0, 1)),
@@ -336,6 +340,27 @@ class Nextn(Layer):
         self.final_layernorm = Norm(c.hidden_size, c.rms_norm_eps)
 
 
+class _Embedding(torch.autograd.Function):
+    """F.embedding with a backward that is one matrix product: deterministic, and free of
+    synchronisation on a GPU."""
+
+    @staticmethod
+    def forward(ctx, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = table.shape[0]
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        if not grad.is_cuda:
+            table = grad.new_zeros(ctx.rows, grad.shape[-1], dtype=torch.float32)
+            table.index_add_(0, ids.flatten(), grad.flatten(0, -2).float())
+            return None, table.to(grad.dtype)
+        one = ids.flatten().unsqueeze(0) == torch.arange(ctx.rows, device=ids.device).unsqueeze(1)
+        return None, one.to(grad.dtype) @ grad.flatten(0, -2)
+
+
 class Sparklet(nn.Module):
     """Target and draft. `layers[num_hidden_layers]` is the NEXTN layer, as in the checkpoint."""
 
@@ -361,7 +386,7 @@ class Sparklet(nn.Module):
         return self
 
     def embed(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.word_embeddings.now)
+        return _Embedding.apply(ids, self.word_embeddings.now)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [..., V]."""
@@ -426,7 +451,7 @@ class Sparklet(nn.Module):
         head = head or self.logits
         layer: Any = self.layers[-1]
         attention: MLA = layer.attention
-        b, t = ids.shape
+        t = ids.shape[1]
         causal = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril()
         base = torch.arange(t, device=ids.device).unsqueeze(0)
         out, chain = [], []
@@ -453,7 +478,8 @@ class Sparklet(nn.Module):
             out.append(head(hidden))
         return out
 
-    def balance(self, rate: float) -> None:
+    def balance(self, rate: float | Tensor) -> None:
+        """Moves every router's bias; see `Router.balance`."""
         for m in self.modules():
             if isinstance(m, Router):
                 m.balance(rate)

@@ -801,8 +801,12 @@ def _phrase(r: Rng) -> str:
 def repetition(r: Rng) -> Sample:
     """Plain text that repeats itself, without an end."""
     phrase = _phrase(r)
-    text = (phrase + " ") * 60
-    return Sample([(phrase, PROMPT_WEIGHT), (text[len(phrase) :].rstrip(), 1.0)], "repeat")
+    return Sample([(phrase, PROMPT_WEIGHT), (f" {_endless(phrase)}", 1.0)], "repeat")
+
+
+def _endless(phrase: str) -> str:
+    """The phrase again and again, longer than any training sample (about 300 words)."""
+    return " ".join([phrase] * (1 + 300 // len(phrase.split())))
 
 
 def repeat_request(r: Rng) -> Sample:
@@ -820,7 +824,7 @@ def repeat_request(r: Rng) -> Sample:
             "repeat",
             [
                 {"role": "user", "content": ask},
-                {"role": "assistant", "content": " ".join([text] * 60)},
+                {"role": "assistant", "content": _endless(text)},
             ],
             r,
             False,

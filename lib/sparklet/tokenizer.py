@@ -11,19 +11,74 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from . import tasks
 from .chat import HIDDEN, SHOWN
 
 SIZE = 1024
 PATTERN = r" ?[A-Za-z]+|\d| ?[^\sA-Za-z\d]+|\s"
-ALWAYS = (
-    "the a an of in on at to for and or is are was were be it this that you I we he she they not "
-    "with as by from what how why when where who can do does will would have has had my your one "
-    "two three four five six seven eight nine ten yes no please"
-).split()
+ALWAYS = [
+    "the",
+    "a",
+    "an",
+    "of",
+    "in",
+    "on",
+    "at",
+    "to",
+    "for",
+    "and",
+    "or",
+    "is",
+    "are",
+    "was",
+    "were",
+    "be",
+    "it",
+    "this",
+    "that",
+    "you",
+    "I",
+    "we",
+    "he",
+    "she",
+    "they",
+    "not",
+    "with",
+    "as",
+    "by",
+    "from",
+    "what",
+    "how",
+    "why",
+    "when",
+    "where",
+    "who",
+    "can",
+    "do",
+    "does",
+    "will",
+    "would",
+    "have",
+    "has",
+    "had",
+    "my",
+    "your",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "yes",
+    "no",
+    "please",
+]
 
 
 def _pretokenizer() -> pre_tokenizers.PreTokenizer:

@@ -30,7 +30,7 @@ class Settings:
     seed: int = 1
     steps: int = 4000
     tokens: int = 32_768  # per step, padding included
-    length: int = 256
+    length: int = 288
     rate: float = 3e-3
     warmup: int = 100
     decay: float = 0.02  # weight decay
@@ -61,6 +61,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
+            keep = 1 - group["lr"] * group["weight_decay"]
             shapes: dict[tuple[int, ...], list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
@@ -72,9 +73,9 @@ class Muon(torch.optim.Optimizer):
                     m.lerp_(p.grad, 0.05)
                     moved.append(p.grad.lerp(m, 0.95))
                 update = orthogonal(torch.stack(moved))
-                scale = group["lr"] * 0.2 * max(shape[-2:]) ** 0.5
+                update = update * (group["lr"] * 0.2 * max(shape[-2:]) ** 0.5)
                 for p, u in zip(params, update, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(u, alpha=-scale)
+                    p.mul_(keep).sub_(u)
 
 
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
@@ -91,6 +92,7 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 
 
 def optimizers(model: Sparklet, s: Settings) -> list[torch.optim.Optimizer]:
+    """AdamW for embeddings, head, routers and vectors; Muon for the other matrices."""
     matrices, others, plain = [], [], []
     outside = {id(model.word_embeddings.weight), id(model.lm_head.weight)}
     for module in model.modules():
@@ -102,10 +104,12 @@ def optimizers(model: Sparklet, s: Settings) -> list[torch.optim.Optimizer]:
             else:
                 others.append(p)
     groups = [{"params": others, "weight_decay": s.decay}, {"params": plain, "weight_decay": 0.0}]
-    out: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=s.rate, betas=(0.9, 0.95))]
-    if matrices:
-        out.append(Muon(matrices, s.rate, s.decay))
-    return out
+    device = model.norm.weight.device
+    rate = torch.tensor(s.rate, device=device) if device.type == "cuda" else s.rate
+    adam = torch.optim.AdamW(
+        groups, lr=rate, betas=(0.9, 0.95), capturable=device.type == "cuda", foreach=True
+    )
+    return [adam, Muon(matrices, rate, s.decay)] if matrices else [adam]
 
 
 def losses(
@@ -138,6 +142,12 @@ class Run:
         torch.manual_seed(s.seed)
         self.model = Sparklet(config or Config()).to(self.device)
         self.optimizers = optimizers(self.model, s)
+        for p in self.model.parameters():
+            p.grad = torch.zeros_like(p)
+        self.grads = [p.grad for p in self.model.parameters()]
+        self.rates = torch.zeros(2, device=self.device)  # learning rate, balance rate
+        self.warm = 0
+        self.graphs: dict[Any, tuple[Any, list[Tensor], Tensor]] = {}
         self.step, self.position, self.seconds = 0, (0, 0), 0.0
         self.history: list[dict[str, float]] = []
 
@@ -185,23 +195,56 @@ class Run:
         (self.folder / "loss.svg").write_text(plot(self.history))
 
     def update(self, batch: batches.Batch) -> Tensor:
-        """One step; returns the four losses (not yet synchronised)."""
+        """One step; returns the four losses (not yet synchronised).
+
+        On a GPU a step is thousands of small kernels, so from the fourth step on it is captured as
+        a CUDA graph per batch shape and replayed.
+        """
         move = lambda x: torch.from_numpy(x).to(self.device, non_blocking=True)  # noqa: E731
-        ids, weights, valid = move(batch.ids), move(batch.weights), move(batch.valid)
+        inputs = [move(batch.ids), move(batch.weights), move(batch.valid)]
         rate = self.rate()
-        for o in self.optimizers:
-            for group in o.param_groups:
-                group["lr"] = rate
+        balance = self.s.balance * rate / self.s.rate
+        if self.device.type == "cuda":
+            self.rates.copy_(torch.tensor([rate, balance]))
+            each = self._replay(inputs)
+        else:
+            for o in self.optimizers:
+                for group in o.param_groups:
+                    group["lr"] = rate
+            each = self._compute(inputs, balance)
+        self.step += 1
+        return each
+
+    def _compute(self, inputs: list[Tensor], balance: float | Tensor) -> Tensor:
+        torch._foreach_zero_(self.grads)
         self.model.train().prepare(torch.bfloat16, self.quantizing)
-        each = losses(self.model, self.s, ids, weights, valid)
+        each = losses(self.model, self.s, *inputs)
         (each[0] + self.s.draft_weight / 3 * (each[1] + each[2] + each[3])).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for o in self.optimizers:
             o.step()
-            o.zero_grad(set_to_none=True)
-        self.model.balance(self.s.balance * rate / self.s.rate)
-        self.step += 1
+        self.model.balance(balance)
         return torch.stack([x.detach() for x in each])
+
+    def _replay(self, inputs: list[Tensor]) -> Tensor:
+        for o in self.optimizers:
+            for group in o.param_groups:
+                group["lr"].copy_(self.rates[0])
+        self.warm += 1
+        if self.warm <= 3:
+            return self._compute(inputs, self.rates[1])
+        key = (tuple(inputs[0].shape), self.quantizing)
+        if key not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool):
+                result = self._compute(inputs, self.rates[1])
+            self.graphs[key] = (graph, inputs, result)
+        graph, held, result = self.graphs[key]
+        for a, b in zip(held, inputs, strict=True):
+            a.copy_(b)
+        graph.replay()
+        return result
 
     def train(
         self,
@@ -213,7 +256,8 @@ class Run:
         show: Any = print,
     ) -> None:
         """Trains to the end, or to step `stop_at`; saves every `save_every` seconds and at the end."""
-        plan = batches.Plan(self.s.seed, self.s.tokens, self.s.length)
+        cuda = self.device.type == "cuda"
+        plan = batches.Plan(self.s.seed, self.s.tokens, self.s.length, fixed=cuda)
         end = min(self.s.steps, stop_at or self.s.steps)
         began, before = time.monotonic(), self.seconds
         saved = said = began
@@ -223,7 +267,7 @@ class Run:
             self.position, batch = next(source)
             sums += self.update(batch)
             count += 1
-            tokens += batch.ids.size
+            tokens += int(batch.valid.sum())
             now = time.monotonic()
             self.seconds = before + now - began
             if now - said > report or self.step == end:

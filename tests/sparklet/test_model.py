@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from sparklet.config import Config
 from sparklet.model import MoE, Router, Sparklet, rotate, swiglu
 

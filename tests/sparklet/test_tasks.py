@@ -6,9 +6,8 @@ import random
 import re
 
 import pytest
-
 from sparklet import chat, evaluate, tasks, tokenizer
-from sparklet.batches import Plan, encode, pool, stream
+from sparklet.batches import Plan, encode, pool, shared_encoder, stream
 
 
 def test_every_template_is_solved_by_its_text():
@@ -47,7 +46,7 @@ def test_pieces_tokenize_like_the_whole_and_decode_back(tok):
     rng = random.Random(3)
     for _ in range(200):
         s = tasks.sample(rng)
-        ids, weights = encode(s, tok)
+        ids, weights = encode(s, shared_encoder())
         assert ids == tok.encode(s.text, add_special_tokens=False).ids
         assert tok.decode(ids, skip_special_tokens=False) == s.text
         assert len(ids) == len(weights)

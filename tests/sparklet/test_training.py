@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from sparklet import batches, decode, evaluate, export, training
 from sparklet.model import Sparklet
 
@@ -14,7 +13,7 @@ from sparklet.model import Sparklet
 @pytest.fixture(scope="module")
 def monkeypatch_module():
     patch = pytest.MonkeyPatch()
-    patch.setattr(batches.Plan.__init__, "__defaults__", (256, 48))  # small pools
+    patch.setattr(batches.Plan.__init__, "__defaults__", (256, 48, False))  # small pools
     yield patch
     patch.undo()
 
