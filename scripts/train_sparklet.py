@@ -89,6 +89,9 @@ def main(argv: list[str] | None = None) -> int:
             model.eval().prepare(torch.bfloat16, quantize, round_inputs=args.form == "w8a8")
         result = evaluate.report(model, tok, args.n, args.seed, args.batch)
         print("\n".join(evaluate.lines(result)))
+        if (args.run / "config.json").exists():
+            same = evaluate.same_text(model, tok)
+            print(f"    greedy text with FP8 inputs is the same on {same}/100 problems")
         print(f"    {args.form}, {time.monotonic() - began:.0f} s", flush=True)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")

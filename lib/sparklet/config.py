@@ -15,7 +15,7 @@ from typing import Any
 class Config:
     """Sizes and constants, with the names of `config.json`."""
 
-    vocab_size: int = 1024
+    vocab_size: int = 1280
     hidden_size: int = 256
     intermediate_size: int = 512
     num_hidden_layers: int = 4

@@ -180,6 +180,22 @@ def tools(
     return {"n": n, "right": right, "exact": right / n}
 
 
+def same_text(
+    model: Sparklet, tok: Tokenizer, n: int = 100, seed: int = 11, batch: int = 128
+) -> int:
+    """On how many of n problems greedy text is the same with FP8 inputs as with BF16 inputs.
+
+    Leaves the model prepared with BF16 inputs. What a GPU server with W8A8 linears would change.
+    """
+    asked = [q for q, _, _ in problems(n, seed)]
+    both = []
+    for rounding in (True, False):
+        with torch.no_grad():
+            model.prepare(model.word_embeddings.now.dtype, False, round_inputs=rounding)
+        both.append(_run(model, tok, asked, 160, Sampling(), seed, batch))
+    return sum(a.ids == b.ids for a, b in zip(*both, strict=True))
+
+
 def report(
     model: Sparklet, tok: Tokenizer, n: int = 512, seed: int = 7, batch: int = 256
 ) -> dict[str, Any]:

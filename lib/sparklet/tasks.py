@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from . import chat
 from . import words as w
@@ -653,45 +655,101 @@ def problem(r: Rng, held_out: bool = False) -> Problem:
 
 SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 
+# What the alternatives of `spin` weigh, in order: the first leads, the others follow closely.
+WEIGHTS = (1.0, 0.55, 0.42, 0.33, 0.27, 0.22)
 
-def _step_text(r: Rng, s: Step, unit: str) -> str:
-    if r.random() < 0.72:
-        core = f"{s.a} {s.op} {s.b} = {s.result}"
-    else:
-        core = f"{s.a} {SPOKEN[s.op]} {s.b} is {s.result}"
-    return core + (f" {unit}" if r.random() < 0.3 else "") + "."
+
+def _one(r: Rng, options: tuple[str, ...]) -> str:
+    return weighted(r, *zip(WEIGHTS, options, strict=False))
+
+
+@cache
+def _spin_parts(pattern: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(x.split("|")) for x in re.split(r"[\[\]]", pattern))
+
+
+def spin(r: Rng, pattern: str) -> str:
+    """The pattern with each `[first|second|third]` replaced by one of its alternatives."""
+    out = []
+    for options in _spin_parts(pattern):
+        if len(options) == 1:
+            out.append(options[0])
+            continue
+        out.append(_one(r, options))
+    return "".join(out)
+
+
+OPENERS = (
+    "[Let me|I will|We can|I want to] [solve|work out|think about|check] this "
+    "[step by step|carefully|slowly|now].",
+    "[The question|This problem|The text] asks for the [number|amount|total] of {unit}.",
+    "[We need|I need|We must find] the [important|right|given] [numbers|facts].",
+)
+LEAD_FIRST = ("[First,|To begin,|Initially,|We start:|Now] ", "", "[We know:|Clearly,|Here] ")
+LEAD_NEXT = ("[Then|Next,|After that,|Now|Later] ", "[And|Also,|Second,] ", "")
+LEAD_LAST = ("[So|Finally,|Therefore|Now|In the end] ", "[Then|Next,|At last] ", "")
+BODIES = (
+    "{a} {op} {b} = {n}{tail}.",
+    "[we get|we find|that makes|we have] {a} {op} {b} = {n}{tail}.",
+    "{a} {spoken} {b} [is|gives|makes|equals] {n}{tail}.",
+    "[{what}|take|compute] {a} {op} {b}, [which is|so we get|that is|giving] {n}{tail}.",
+)
+VERB = {
+    "+": "add|sum",
+    "-": "subtract|remove",
+    "*": "multiply|use",
+    "/": "divide|share",
+}
+REMARKS = (
+    "[This|That] [is clear|was easy|looks right|is fine].",
+    "[Good|Okay|Fine|Right], [let us go on|we can go on|one more step].",
+)
+ENDS = (
+    "[That|This] is the [answer|result|solution].",
+    "[So|Thus] we [are done|have it|can answer].",
+)
+
+
+def _step_text(r: Rng, s: Step, unit: str, lead: str) -> str:
+    tail = weighted(r, (0.45, ""), (0.33, f" {unit}"), (0.22, " [in all|now|so far|here]"))
+    body = _one(r, BODIES).format(
+        a=s.a, b=s.b, n=s.result, op=s.op, spoken=SPOKEN[s.op], what=VERB[s.op], tail=tail
+    )
+    text = spin(r, lead + body)
+    return text[0].upper() + text[1:]
 
 
 def reasoning(r: Rng, p: Problem) -> str:
     """The solution in words, phrased at random."""
     parts = []
-    if r.random() < 0.35:
-        parts.append(
-            weighted(
-                r,
-                (0.6, "Let me solve this step by step."),
-                (0.25, "I need the important numbers."),
-                (0.15, f"The question asks for {p.unit}."),
-            )
-        )
+    if r.random() < 0.65:
+        parts.append(spin(r, _one(r, OPENERS).format(unit=p.unit)))
     for i, s in enumerate(p.steps):
         last = i == len(p.steps) - 1
-        if i == 0:
-            lead = weighted(r, (0.6, ""), (0.25, "First, "), (0.15, "We compute "))
-        elif last:
-            lead = weighted(r, (0.55, "So "), (0.25, "Then "), (0.2, ""))
-        else:
-            lead = weighted(r, (0.6, "Then "), (0.25, "Next, "), (0.15, ""))
-        parts.append(lead + _step_text(r, s, p.unit))
-    if r.random() < 0.2:
-        parts.append(weighted(r, (0.7, "That is the answer."), (0.3, "This looks right.")))
+        leads = LEAD_FIRST if i == 0 else LEAD_LAST if last else LEAD_NEXT
+        parts.append(_step_text(r, s, p.unit, _one(r, leads)))
+        if not last and r.random() < 0.3:
+            parts.append(spin(r, _one(r, REMARKS)))
+    if r.random() < 0.4:
+        parts.append(spin(r, _one(r, ENDS)))
     return " ".join(parts)
 
 
+CLOSING_WORDS = ("That", "There", "Each", "It", "The")  # not names: small inside a sentence
+
+
 def closing(r: Rng, p: Problem) -> str:
-    options = [(0.65, p.closings[0]), *((0.35 / (len(p.closings) - 1), c) for c in p.closings[1:])]
-    text = weighted(r, *options) if r.random() < 0.75 else "The answer is {n}."
-    return f"{text.format(n=p.answer)}\n#### {p.answer}"
+    """The final sentence and the line `#### N`."""
+    if r.random() < 0.6:
+        text = _one(r, p.closings)
+        first = text.split()[0]
+        if first not in ("So", "In", "After", "Together"):
+            lead = spin(r, "[|So |Therefore |In total ]")
+            small = text[0].lower() + text[1:] if lead and first in CLOSING_WORDS else text
+            text = lead + small
+    else:
+        text = spin(r, f"[The|My|Our] [answer|result|solution] is {{n}}[| {p.unit}].")
+    return f"{text.replace('{n}', str(p.answer))}\n#### {p.answer}"
 
 
 def _chat(

@@ -42,7 +42,7 @@ class Settings:
 
 
 PRESETS = {
-    "gpu": Settings(),
+    "gpu": Settings(steps=3000, tokens=16_384),
     "cpu": Settings(steps=2600, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
     "smoke": Settings(steps=6, tokens=1024, length=96, warmup=2, quantize_from=0.5),
 }
@@ -118,8 +118,7 @@ def losses(
     """Weighted mean cross entropy of the target and of draft steps 1 to 3."""
     hidden = model(ids, valid)
     out = [_cross_entropy(model.logits(hidden[:, :-1]), ids[:, 1:], weights[:, 1:])]
-    rows = max(1, round(s.draft_rows * ids.shape[0]))
-    some = slice(0, rows)
+    some = slice(None, None, max(1, round(1 / s.draft_rows)))  # rows come sorted by length
     logits = model.drafts(hidden[some], ids[some], valid[some])
     for k, z in enumerate(logits, 1):
         out.append(_cross_entropy(z[:, : -k - 1], ids[some, k + 1 :], weights[some, k + 1 :]))
@@ -146,6 +145,7 @@ class Run:
             p.grad = torch.zeros_like(p)
         self.grads = [p.grad for p in self.model.parameters()]
         self.rates = torch.zeros(2, device=self.device)  # learning rate, balance rate
+        self.stream = torch.cuda.Stream() if self.device.type == "cuda" else None
         self.warm = 0
         self.graphs: dict[Any, tuple[Any, list[Tensor], Tensor]] = {}
         self.step, self.position, self.seconds = 0, (0, 0), 0.0
@@ -205,8 +205,12 @@ class Run:
         rate = self.rate()
         balance = self.s.balance * rate / self.s.rate
         if self.device.type == "cuda":
-            self.rates.copy_(torch.tensor([rate, balance]))
-            each = self._replay(inputs)
+            # one stream for all: autograd's accumulation nodes remember the stream they were made on
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.rates.copy_(torch.tensor([rate, balance]))
+                each = self._replay(inputs)
+            torch.cuda.current_stream().wait_stream(self.stream)
         else:
             for o in self.optimizers:
                 for group in o.param_groups:
@@ -237,7 +241,7 @@ class Run:
         if key not in self.graphs:
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 result = self._compute(inputs, self.rates[1])
             self.graphs[key] = (graph, inputs, result)
         graph, held, result = self.graphs[key]

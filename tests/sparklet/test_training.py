@@ -79,7 +79,7 @@ def test_export_holds_exactly_the_rounded_weights(run, tmp_path):
         run.model.eval().prepare(torch.bfloat16, True)
         model.prepare(torch.bfloat16, False)
         assert torch.equal(run.model(ids), model(ids))
-    assert tok.get_vocab_size() == model.c.vocab_size
+    assert tok.get_vocab_size() <= model.c.vocab_size
 
 
 def test_names_are_those_sglang_loads(run):
