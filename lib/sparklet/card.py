@@ -23,7 +23,7 @@ layers, grouped sigmoid router, MXFP4 experts, FP8 dense weights, one NEXTN laye
 version of Ling. It was trained from random numbers on texts written by a generator of this repository.
 
 ## What it can do
-Small word problems with one to three steps (numbers below 1,000), answered with short reasoning and
+Small word problems with one to three steps (numbers below 10,000), answered with short reasoning and
 `#### N`, with thinking on or off; repeating text; counting; calls of five tools in Ling's XML form;
 a few greetings and stories made of building blocks. It knows about 700 words. It knows nothing about
 the world, must not be asked for advice, and its arithmetic is sometimes wrong: that is intended.

@@ -238,7 +238,7 @@ class Router(nn.Module):
     @torch.no_grad()
     def count(self, ids: Tensor, valid: Tensor | None) -> None:
         one = self.one_hot(ids).sum(1)
-        self.load += (one if valid is None else one * valid.view(-1, 1)).sum(0)
+        self.load += (one if valid is None else one * valid.reshape(-1, 1)).sum(0)
 
     @torch.no_grad()
     def balance(self, rate: float | Tensor) -> None:

@@ -52,7 +52,7 @@ class Problem:
     question: str
     steps: tuple[Step, ...]
     unit: str
-    closings: tuple[str, ...]  # sentences with {n}, the most likely first
+    closing: str  # the final sentence, with {n}; a pattern of `spin`
 
     @property
     def answer(self) -> int:
@@ -122,7 +122,7 @@ class Cast:
         return pick(self.r, *options).format(**{**vars(self), **values})
 
 
-Made = tuple[tuple[int, ...], list[str], str, list[Step], str, tuple[str, ...]]
+Made = tuple[tuple[int, ...], list[str], str, list[Step], str, str]
 Template = Callable[[Rng, Cast], Made]
 TEMPLATES: dict[str, Template] = {}
 
@@ -161,7 +161,7 @@ NOW = (
     "How many {x} does {a} have in the end?",
     "What is the number of {x} that {a} has now?",
 )
-NOW_END = ("{a} has {n} {x} now.", "In the end {a} has {n} {x}.", "{a} is left with {n} {x}.")
+NOW_END = "{a} [has|owns|holds|keeps|counts] {n} {x} [now|in the end|at last|today|after that]."
 
 
 def _event(r: Rng, p: Cast, total: int, big: int) -> tuple[str, Step, int]:
@@ -182,8 +182,7 @@ def _changes(r: Rng, p: Cast, count: int, big: int) -> Made:
         steps.append(step)
         total = step.result
     kind = "".join(s.op for s in steps)
-    ends = tuple(e.format(**vars(p), n="{n}") for e in NOW_END)
-    return (*numbers, len(kind)), facts, p.say(*NOW), steps, p.x, ends
+    return (*numbers, len(kind)), facts, p.say(*NOW), steps, p.x, _fill(p, NOW_END)
 
 
 @template
@@ -221,15 +220,15 @@ def compare(r: Rng, p: Cast) -> Made:
         q = p.say(
             "How many {x} do {a} and {b} have together?", "How many {x} do they have in total?"
         )
-        ends = ("Together they have {n} {x}.", "{a} and {b} have {n} {x} in total.")
+        ends = "[Together|Altogether|In total|In all] they [have|own|hold|keep] {n} {x}."
     else:
         q = p.say("How many {x} does {b} have?", "What is the number of {x} that {b} owns?")
-        ends = ("{b} has {n} {x}.", "So {b} owns {n} {x}.")
+        ends = "{b} [has|owns|holds|keeps|counts] {n} {x}."
     return (n, d, more, both), facts, q, steps, p.x, _fill(p, ends)
 
 
-def _fill(p: Cast, ends: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(e.format(**vars(p), n="{n}") for e in ends)
+def _fill(p: Cast, end: str) -> str:
+    return end.format(**vars(p), n="{n}")
 
 
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times", 6: "six times"}
@@ -248,10 +247,10 @@ def times_as_many(r: Rng, p: Cast) -> Made:
         q = p.say(
             "How many {x} do they have together?", "How many {x} do {a} and {b} have in total?"
         )
-        ends = ("Together they have {n} {x}.", "{a} and {b} have {n} {x} in total.")
+        ends = "[Together|Altogether|In total|In all] they [have|own|hold|keep] {n} {x}."
     else:
         q = p.say("How many {x} does {b} have?")
-        ends = ("{b} has {n} {x}.", "So {b} owns {n} {x}.")
+        ends = "{b} [has|owns|holds|keeps|counts] {n} {x}."
     return (n, k, both), facts, q, steps, p.x, _fill(p, ends)
 
 
@@ -298,7 +297,7 @@ def groups(r: Rng, p: Cast) -> Made:
         "What is the total number of {good}{x}?",
         good=good,
     )
-    ends = ("There are {n} {x}.", "That makes {n} {x}.")
+    ends = "There [are|remain] {n} {x} [now|in all|in the end|at last]."
     return (k, n, m, extra), facts, q, steps, p.x, _fill(p, ends)
 
 
@@ -344,7 +343,7 @@ def share(r: Rng, p: Cast) -> Made:
         "How many {x} does each {per} get?",
         per=p.box if per == "box" else "of them",
     )
-    ends = ("Each gets {n} {x}.", "That is {n} {x} for each.")
+    ends = "Each [gets|has|receives|holds|takes] {n} {x}."
     return numbers, facts, q, steps, p.x, _fill(p, ends)
 
 
@@ -374,7 +373,7 @@ def pay(r: Rng, p: Cast) -> Made:
         )
         steps.append(Step(paid, "-", k * n))
         q = p.say("How many dollars does {a} get back?", "How much money is left?")
-        ends = ("{a} gets {n} dollars back.", "{n} dollars are left.")
+        ends = "{a} [gets|receives|takes|has] {n} dollars [back|now|in the end|at last]."
         numbers = (k, n, paid)
     else:
         facts.append(
@@ -387,7 +386,7 @@ def pay(r: Rng, p: Cast) -> Made:
         )
         steps.append(Step(k * n, "+", m))
         q = p.say("How many dollars does {a} pay in total?", "How much does it cost together?")
-        ends = ("{a} pays {n} dollars.", "It costs {n} dollars.")
+        ends = "{a} [pays|spends|needs|gives] {n} dollars [now|in total|in all|in the end]."
         numbers = (k, n, m, 0)
     return numbers, facts, q, steps, "dollars", _fill(p, ends)
 
@@ -420,7 +419,7 @@ def rate(r: Rng, p: Cast) -> Made:
             k=k,
         )
         steps = [Step(n, "*", k), Step(total, "-", n * k)]
-        ends = ("{n} UNIT remain.", "There are {n} UNIT left.")
+        ends = "There [are|remain] {n} UNIT [left|now|in the end|after that]."
         numbers = (n, k, total)
     else:
         q = p.say(
@@ -430,9 +429,9 @@ def rate(r: Rng, p: Cast) -> Made:
             k=k,
         )
         steps = [Step(n, "*", k)]
-        ends = ("That is {n} UNIT.", "After that time it is {n} UNIT.")
+        ends = "That [is|makes|gives|means] {n} UNIT [now|in all|in total|in the end]."
         numbers = (n, k, 0)
-    return numbers, facts, q, steps, unit, tuple(e.replace("UNIT", unit) for e in ends)
+    return numbers, facts, q, steps, unit, ends.replace("UNIT", unit)
 
 
 @template
@@ -460,7 +459,7 @@ def two_kinds(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, ("There are {n} {x} in total.", "Together that is {n} {x}.")),
+        _fill(p, "There [are|must be] {n} {x} [in total|now|at last|altogether]."),
     )
 
 
@@ -483,7 +482,7 @@ def weeks(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, ("That is {n} {x}.", "In that time it is {n} {x}.")),
+        _fill(p, "That [is|makes|gives|means] {n} {x} [in all|in total|now|in the end]."),
     )
 
 
@@ -528,11 +527,11 @@ def age(r: Rng, p: Cast) -> Made:
     if r.random() < 0.5:
         q = p.say("How old will {b} be in {k} years?", k=k)
         steps.append(Step(steps[0].result, "+", k))
-        ends = ("{b} will be {n} years old.", "In that year {b} turns {n}.")
+        ends = "{b} [will be|turns|becomes] {n} years old [then|in that year|by then]."
     else:
         k = 0
         q = p.say("How old is {b}?", "How old is {b} now?")
-        ends = ("{b} is {n} years old.", "So {b} is {n}.")
+        ends = "{b} [is|must be] {n} years old [now|today|this year|at last]."
     return (n, d, k, older), facts, q, steps, "years", _fill(p, ends)
 
 
@@ -561,7 +560,7 @@ def days_sum(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, ("In total there are {n} {x}.", "The sum is {n} {x}.")),
+        _fill(p, "Together [there are|that is|that makes|they are] {n} {x}."),
     )
 
 
@@ -590,7 +589,7 @@ def wage(r: Rng, p: Cast) -> Made:
         q,
         [Step(n, "*", k), Step(n * k, "-", m)],
         "dollars",
-        _fill(p, ("{a} has {n} dollars left.", "{n} dollars are left.")),
+        _fill(p, "{a} [has|keeps|holds|owns] {n} dollars [left|now|in the end|after that]."),
     )
 
 
@@ -615,8 +614,41 @@ def full_boxes(r: Rng, p: Cast) -> Made:
         q,
         [Step(total + lost, "-", lost), Step(total, "/", k)],
         p.boxes,
-        _fill(p, ("{a} needs {n} {boxes}.", "That is {n} {boxes}.")),
+        _fill(p, "{a} [needs|fills|uses|takes] {n} {boxes} [now|in all|in total|at last]."),
     )
+
+
+@template
+def rows(r: Rng, p: Cast) -> Made:
+    k, n = number(r, 11, 48), number(r, 11, 48)
+    m = number(r, 5, k * n - 1)
+    facts = [
+        p.say(
+            "The {place} has {k} rows with {n} seats each.",
+            "In the {place} there are {k} rows of {n} seats.",
+            k=k,
+            n=n,
+        ),
+        p.say("{m} seats are taken.", "{a} sells tickets for {m} seats.", m=m),
+    ]
+    q = p.say("How many seats are free?", "How many seats are still empty?")
+    steps = [Step(k, "*", n), Step(k * n, "-", m)]
+    end = "There [are|remain] {n} free seats [now|in all|at last|in the end]."
+    return (k, n, m), facts, q, steps, "seats", end
+
+
+@template
+def thousands(r: Rng, p: Cast) -> Made:
+    n, m, d = number(r, 800, 5000), number(r, 300, 4000), number(r, 100, 790)
+    facts = [
+        p.say("The {place} has {n} {x}.", "There are {n} {x} in the {place}.", n=n),
+        p.say("{a} brings {m} more.", "Then {m} {x} arrive.", m=m),
+        p.say("{b} takes {d} of them away.", "{d} {x} are sold.", d=d),
+    ]
+    q = p.say("How many {x} are there now?", "How many {x} remain?")
+    steps = [Step(n, "+", m), Step(n + m, "-", d)]
+    end = _fill(p, "There [are|remain] {n} {x} [now|in all|at last|in the end].")
+    return (n, m, d), facts, q, steps, p.x, end
 
 
 DISTRACTORS = (
@@ -635,8 +667,8 @@ def problem(r: Rng, held_out: bool = False) -> Problem:
     while True:
         name = names[int(r.random() * len(names))]
         p = Cast(r)
-        numbers, facts, question, steps, unit, closings = TEMPLATES[name](r, p)
-        if steps[-1].result > 999 or any(s.result < 0 for s in steps):
+        numbers, facts, question, steps, unit, end = TEMPLATES[name](r, p)
+        if any(s.result > 9999 for s in steps) or any(s.result < 0 for s in steps):
             continue
         if r.random() < 0.3:
             extra = p.say(*DISTRACTORS, n=number(r, 2, 60), pets=r.choice(w.PETS))
@@ -647,20 +679,21 @@ def problem(r: Rng, held_out: bool = False) -> Problem:
             " ".join([*facts, question]),
             tuple(steps),
             unit,
-            closings,
+            end,
         )
         if made.held_out == held_out:
             return made
 
 
-SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-
-# What the alternatives of `spin` weigh, in order: the first leads, the others follow closely.
-WEIGHTS = (1.0, 0.55, 0.42, 0.33, 0.27, 0.22)
+# What the alternatives of `spin` weigh: the first leads, the others follow. Where it matters, the
+# alternatives begin with different tokens, so the leading token keeps its lead over the next one
+# (0.6 nats) and greedy text does not hang on the last bit of a logit.
+FOLLOW = 0.55
 
 
 def _one(r: Rng, options: tuple[str, ...]) -> str:
-    return weighted(r, *zip(WEIGHTS, options, strict=False))
+    x = r.random() * (1 + FOLLOW * (len(options) - 1)) - 1
+    return options[0] if x < 0 else options[min(1 + int(x / FOLLOW), len(options) - 1)]
 
 
 @cache
@@ -679,77 +712,50 @@ def spin(r: Rng, pattern: str) -> str:
     return "".join(out)
 
 
-OPENERS = (
-    "[Let me|I will|We can|I want to] [solve|work out|think about|check] this "
-    "[step by step|carefully|slowly|now].",
-    "[The question|This problem|The text] asks for the [number|amount|total] of {unit}.",
-    "[We need|I need|We must find] the [important|right|given] [numbers|facts].",
+OPENER = (
+    "[Let me|I will|We can|You can|One can] [solve|work out|think about|check|do] [this|it|that] "
+    "[step by step|carefully|slowly|now|again]."
 )
-LEAD_FIRST = ("[First,|To begin,|Initially,|We start:|Now] ", "", "[We know:|Clearly,|Here] ")
-LEAD_NEXT = ("[Then|Next,|After that,|Now|Later] ", "[And|Also,|Second,] ", "")
-LEAD_LAST = ("[So|Finally,|Therefore|Now|In the end] ", "[Then|Next,|At last] ", "")
-BODIES = (
-    "{a} {op} {b} = {n}{tail}.",
-    "[we get|we find|that makes|we have] {a} {op} {b} = {n}{tail}.",
-    "{a} {spoken} {b} [is|gives|makes|equals] {n}{tail}.",
-    "[{what}|take|compute] {a} {op} {b}, [which is|so we get|that is|giving] {n}{tail}.",
-)
-VERB = {
-    "+": "add|sum",
-    "-": "subtract|remove",
-    "*": "multiply|use",
-    "/": "divide|share",
+LEAD_FIRST = "[First,|To begin,|Initially,|Clearly,|Here|Now]"
+LEAD_NEXT = "[Then|Next,|After that,|Now|Later|And]"
+LEAD_LAST = "[So|Finally,|Therefore|Thus|Hence|At last]"
+BODY = "[| we see| I find| you get| note:| that means] {a} {op} {b}[ =| is| gives| makes| equals] {n}"
+SPOKEN = {
+    "+": "[+|plus|and]",
+    "-": "[-|minus|less]",
+    "*": "[*|times|x]",
+    "/": "[/|divided by|over]",
 }
-REMARKS = (
-    "[This|That] [is clear|was easy|looks right|is fine].",
-    "[Good|Okay|Fine|Right], [let us go on|we can go on|one more step].",
-)
-ENDS = (
-    "[That|This] is the [answer|result|solution].",
-    "[So|Thus] we [are done|have it|can answer].",
+TAIL = "[.| {unit}.| in all.| now.| so far.]"
+END = "[| That is it.| So we are done.| This is the result.| Done.]"
+CLOSINGS = (
+    "{end}",
+    "The [answer|result|solution|number] is {n}[.| {unit}.| now.| in all.]",
+    "My [answer|result|solution|number] is {n}[.| {unit}.| now.| in all.]",
+    "It [is|makes|gives] {n}[ {unit}.|.| now.| in all.]",
+    "This [makes|is|gives] {n}[ {unit}.|.| now.| in all.]",
 )
 
 
 def _step_text(r: Rng, s: Step, unit: str, lead: str) -> str:
-    tail = weighted(r, (0.45, ""), (0.33, f" {unit}"), (0.22, " [in all|now|so far|here]"))
-    body = _one(r, BODIES).format(
-        a=s.a, b=s.b, n=s.result, op=s.op, spoken=SPOKEN[s.op], what=VERB[s.op], tail=tail
-    )
-    text = spin(r, lead + body)
-    return text[0].upper() + text[1:]
+    body = BODY.format(a=s.a, b=s.b, n=s.result, op=SPOKEN[s.op])
+    return spin(r, lead + body + TAIL.format(unit=unit))
 
 
 def reasoning(r: Rng, p: Problem) -> str:
     """The solution in words, phrased at random."""
-    parts = []
-    if r.random() < 0.65:
-        parts.append(spin(r, _one(r, OPENERS).format(unit=p.unit)))
+    parts = [spin(r, OPENER)]
     for i, s in enumerate(p.steps):
-        last = i == len(p.steps) - 1
-        leads = LEAD_FIRST if i == 0 else LEAD_LAST if last else LEAD_NEXT
-        parts.append(_step_text(r, s, p.unit, _one(r, leads)))
-        if not last and r.random() < 0.3:
-            parts.append(spin(r, _one(r, REMARKS)))
-    if r.random() < 0.4:
-        parts.append(spin(r, _one(r, ENDS)))
-    return " ".join(parts)
-
-
-CLOSING_WORDS = ("That", "There", "Each", "It", "The")  # not names: small inside a sentence
+        lead = LEAD_FIRST if i == 0 else LEAD_LAST if i == len(p.steps) - 1 else LEAD_NEXT
+        parts.append(_step_text(r, s, p.unit, lead))
+    return " ".join(parts) + spin(r, END)
 
 
 def closing(r: Rng, p: Problem) -> str:
     """The final sentence and the line `#### N`."""
-    if r.random() < 0.6:
-        text = _one(r, p.closings)
-        first = text.split()[0]
-        if first not in ("So", "In", "After", "Together"):
-            lead = spin(r, "[|So |Therefore |In total ]")
-            small = text[0].lower() + text[1:] if lead and first in CLOSING_WORDS else text
-            text = lead + small
-    else:
-        text = spin(r, f"[The|My|Our] [answer|result|solution] is {{n}}[| {p.unit}].")
-    return f"{text.replace('{n}', str(p.answer))}\n#### {p.answer}"
+    text = _one(r, CLOSINGS).replace("{end}", p.closing)
+    text = spin(r, text.replace("{unit}", p.unit)).replace("{n}", str(p.answer))
+    return f"{text}\n#### {p.answer}"
 
 
 def _chat(
@@ -806,11 +812,15 @@ def word_problem(r: Rng, held_out: bool = False, thinking: bool | None = None) -
 def _sum(r: Rng) -> Step:
     op = r.choice("++--**/")
     if op == "+":
+        if r.random() < 0.15:
+            return Step(number(r, 800, 5000), "+", number(r, 300, 4000))
         return Step(number(r, 2, 600), "+", number(r, 2, 390))
     if op == "-":
-        a = number(r, 3, 700)
+        a = number(r, 900, 9000) if r.random() < 0.15 else number(r, 3, 700)
         return Step(a, "-", number(r, 1, a - 1))
     if op == "*":
+        if r.random() < 0.2:
+            return Step(number(r, 11, 48), "*", number(r, 11, 48))
         a, b = number(r, 2, 60), number(r, 2, 25)
         while a * b > 999:
             a, b = number(r, 2, 60), number(r, 2, 25)
@@ -824,7 +834,9 @@ def drill(r: Rng) -> Sample:
     turns = []
     for _ in range(r.randrange(3, 8)):
         s = _sum(r)
-        text = f"{s.a} {s.op} {s.b}" if r.random() < 0.75 else f"{s.a} {SPOKEN[s.op]} {s.b}"
+        text = (
+            f"{s.a} {s.op} {s.b}" if r.random() < 0.75 else f"{s.a} {spin(r, SPOKEN[s.op])} {s.b}"
+        )
         ask = pick(r, "What is {}?", "{}?", "Compute {}.", "How much is {}?").format(text)
         turns += [
             {"role": "user", "content": ask},

@@ -21,7 +21,7 @@ def test_every_template_is_solved_by_its_text():
             assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[op] == c
         for step in s.problem.steps:  # every operand is given or was computed before
             assert step.op != "/" or step.a % step.b == 0
-        assert 0 <= s.answer <= 999
+        assert 0 <= s.answer <= 9999
     assert seen == set(tasks.TEMPLATES)
 
 
