@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import multiprocessing
 import sys
 
 from sparkling_sglang import __version__, switches
 from sparkling_sglang.patches import Patches
+from sparkling_sglang.switches import Switches
 
 KNOWN_SGLANG = ("0.5.23",)
 
@@ -35,14 +34,43 @@ def role() -> str:
     return "scheduler" if "sglang.srt.managers.scheduler" in sys.modules else "other"
 
 
-def _part(name: str):
-    # During development a part may not exist yet.
-    full = f"sparkling_sglang.{name}"
-    return importlib.import_module(full) if importlib.util.find_spec(full) else None
+def _register_main(patches: Patches, wanted: Switches) -> None:
+    """Where server arguments are resolved and checked."""
+    if wanted.cpu_engine:
+        from sparkling_sglang.cpu import arguments
+
+        arguments.register(patches)
+    if wanted.fp8_head:
+        from sparkling_sglang import fp8_head
+
+        fp8_head.register_main(patches)
+
+
+def _register_scheduler(patches: Patches, wanted: Switches) -> None:
+    """Where the model runs."""
+    from sparkling_sglang import share_head, status
+
+    if wanted.cpu_engine:
+        from sparkling_sglang.cpu import model, moe, sampling
+
+        for part in (model, moe, sampling):
+            part.register(patches)
+    if wanted.fp8_head:
+        from sparkling_sglang import fp8_head
+
+        fp8_head.register(patches)
+    share_head.register(patches, hand_over=wanted.share_head)
+    # Last, so that its hooks see what the others have done.
+    status.start(patches, wanted)
 
 
 def register() -> None:
-    """Patch this process as far as the environment asks for it. See the package docstring."""
+    """Patch this process as far as the environment asks for it. See the package docstring.
+
+    Raises:
+        SystemExit: a patch did not take. SGLang would log any other exception and serve on, with
+            the wrong numbers.
+    """
     wanted = switches.read()
     if wanted.idle:
         return
@@ -54,19 +82,12 @@ def register() -> None:
         return
     here = role()
     patches = Patches()
-    if wanted.cpu_engine and here == "main":
-        from sparkling_sglang.cpu import arguments
-
-        arguments.register(patches)
-    if here == "scheduler":
-        names = ["cpu.model", "cpu.moe", "cpu.sampling"] if wanted.cpu_engine else []
-        names += ["fp8_head"] if wanted.fp8_head else []
-        names += ["share_head"] if wanted.share_head else []
-        for name in names:
-            part = _part(name)
-            if part:
-                part.register(patches)
-        status = _part("status")
-        if status:
-            status.start(patches, wanted)
-    patches.apply()
+    try:
+        if here == "main":
+            _register_main(patches, wanted)
+        elif here == "scheduler":
+            _register_scheduler(patches, wanted)
+        patches.apply()
+    except Exception as error:
+        logger.exception("sparkling-sglang could not patch SGLang")
+        raise SystemExit(f"sparkling-sglang: cannot patch SGLang {found}: {error}") from error

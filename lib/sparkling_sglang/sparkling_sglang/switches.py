@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FP8_HEAD = "SPARKLING_FP8_LM_HEAD"
+FORK_FP8_HEAD = "SGLANG_ENABLE_FP8_LM_HEAD"  # the Spark fork's name; SGLang 0.5.23 ignores it
 SHARE_HEAD = "SPARKLING_SHARE_HEAD"
 STATUS_FILE = "SPARKLING_STATUS_FILE"
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
@@ -45,7 +46,7 @@ class Switches:
 def read(env: Mapping[str, str] | None = None) -> Switches:
     """Read the switches from ``env`` (default: ``os.environ``)."""
     env = os.environ if env is None else env
-    fp8_head = _on(env, FP8_HEAD)
+    fp8_head = _on(env, FP8_HEAD) or _on(env, FORK_FP8_HEAD)
     return Switches(
         cpu_engine=_on(env, CPU_ENGINE),
         fp8_head=fp8_head,

@@ -1,0 +1,266 @@
+"""Which kind of machine this is, and what follows from it.
+
+A lane is `spark` (one NVIDIA DGX Spark: GB10, compute capability 12.1), `gpu` (any other NVIDIA
+GPU) or `cpu` (everything else). It decides the recipe, the server's Python, the checkpoint and
+the place of the runs; nothing else in the library asks what machine it runs on.
+
+Environment, each optional: `SPARKLING_LANE` (wins over detection), `SPARKLING_ROOT`,
+`SPARKLING_SERVER_PYTHON`, `SPARKLING_RECIPE` (a file or the name of one in `env/recipes`),
+`SPARKLING_MODEL`, `SPARKLING_RUNS`. Relative paths in them are taken from the working directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkling.errors import UsageError
+
+KINDS = ("spark", "gpu", "cpu")
+
+RECIPES = {"spark": "ling-3.0-flash", "gpu": "ling-3.0-flash", "cpu": "tiny-ling"}
+
+PROBE_TIMEOUT_S = 2.0  # nvidia-smi hangs rather than fails when a driver is wedged
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver names it; `capability` is like "12.1", None where it was not told."""
+
+    name: str
+    capability: str | None = None
+
+    @property
+    def is_spark(self) -> bool:
+        return self.capability == "12.1" or "GB10" in self.name.upper().replace("-", " ").split()
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a probe saw: the GPUs, and one clause saying where from or why there are none."""
+
+    gpus: tuple[Gpu, ...] = ()
+    note: str = "nvidia-smi is not installed"
+
+
+Probe = Callable[[], Sighting]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A kind of machine and the places that follow from it. All paths are absolute."""
+
+    kind: str
+    root: Path
+    server_python: Path
+    recipe_path: Path
+    model: Path
+    runs: Path
+    reason: str
+
+    @property
+    def cache(self) -> Path:
+        """Where checkpoints, compiled kernels and other re-creatable things live."""
+        return self.root / ".cache"
+
+
+# -- the repository ------------------------------------------------------------------------------
+
+
+def _is_root(path: Path) -> bool:
+    return (path / "env" / "recipes").is_dir() and (path / "lib" / "sparkling").is_dir()
+
+
+def find_root(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Path:
+    """Return the repository root: `SPARKLING_ROOT`, else upwards from `cwd`, else from this file.
+
+    Raises:
+        UsageError: `SPARKLING_ROOT` is not a checkout, or none was found.
+    """
+    told = env.get("SPARKLING_ROOT", "").strip()
+    if told:
+        root = Path(told).expanduser().absolute()
+        if not _is_root(root):
+            raise UsageError(
+                f"SPARKLING_ROOT={told} is not a Sparkling checkout (it has no env/recipes and "
+                "lib/sparkling); point it at the cloned repository or unset it."
+            )
+        return root
+    for start in (cwd or Path.cwd(), Path(__file__)):
+        here = start.absolute()
+        for folder in (here, *here.parents):
+            if _is_root(folder):
+                return folder
+    raise UsageError(
+        "No Sparkling checkout was found above the working directory; run this inside the cloned "
+        "repository or set SPARKLING_ROOT."
+    )
+
+
+# -- detection -----------------------------------------------------------------------------------
+
+
+def _ask(command: Sequence[str], timeout_s: float) -> tuple[int, str] | str:
+    """Run `command`; return (exit code, stdout), or a clause saying why there is no answer."""
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return f"{command[0]} is not installed"
+    except OSError as error:
+        return f"{command[0]} cannot be run ({error.strerror or error})"
+    try:
+        out, _ = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        # Not waited for: a child stuck in the driver cannot be killed, and would take us along.
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        return f"{command[0]} did not answer within {timeout_s:g} s"
+    return child.returncode, out.decode("utf-8", "replace")
+
+
+def _clean(field: str) -> str | None:
+    text = field.strip().strip("[]").strip()
+    return None if text.lower() in {"", "n/a", "not supported", "unknown error"} else text
+
+
+def parse_smi(text: str) -> tuple[Gpu, ...]:
+    """Parse `nvidia-smi --query-gpu=name[,compute_cap] --format=csv,noheader`.
+
+    `[N/A]` and `[Not Supported]` are unknown, not values; lines that are no GPU are dropped.
+    """
+    gpus = []
+    for line in text.splitlines():
+        name, _, rest = line.partition(",")
+        known = _clean(name)
+        if known is None:
+            continue
+        capability = _clean(rest)
+        if capability is not None and not capability.replace(".", "", 1).isdigit():
+            capability = None
+        gpus.append(Gpu(known, capability))
+    return tuple(gpus)
+
+
+def probe_gpus(
+    command: str = "nvidia-smi",
+    timeout_s: float = PROBE_TIMEOUT_S,
+    proc: Path = Path("/proc/driver/nvidia/gpus"),
+) -> Sighting:
+    """Look for NVIDIA GPUs without importing anything; never raises, never waits over 2 × 2 s.
+
+    `nvidia-smi` is asked first; a driver too old to know `compute_cap` is asked for the name
+    alone; where it does not answer, the driver's own list in `/proc` is read.
+    """
+    note = ""
+    for query in ("name,compute_cap", "name"):
+        answer = _ask((command, f"--query-gpu={query}", "--format=csv,noheader"), timeout_s)
+        if isinstance(answer, str):
+            note = answer
+            break
+        code, out = answer
+        gpus = parse_smi(out) if code == 0 else ()
+        if gpus:
+            return Sighting(gpus, "nvidia-smi lists it")
+        note = f"{command} lists no GPU" if code == 0 else f"{command} fails with code {code}"
+    listed = []
+    for info in sorted(proc.glob("*/information")):
+        with contextlib.suppress(OSError):
+            for line in info.read_text(errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() == "Model" and _clean(value):
+                    listed.append(Gpu(value.strip()))
+    if listed:
+        return Sighting(tuple(listed), f"the driver lists it, though {note}")
+    return Sighting((), note)
+
+
+def _choose(kind: str, env: Mapping[str, str], probe: Probe) -> tuple[str, str]:
+    asked, by = kind, "asked for"
+    if asked == "auto":
+        asked, by = env.get("SPARKLING_LANE", "").strip() or "auto", "SPARKLING_LANE says so"
+    if asked != "auto":
+        if asked not in KINDS:
+            where = "SPARKLING_LANE" if kind == "auto" else "lane"
+            raise UsageError(
+                f"{where} {asked!r} is unknown; the lanes are auto, {', '.join(KINDS)}."
+            )
+        return asked, f"Lane {asked}: {by}."
+
+    # An empty list hides every GPU from CUDA, hence from the server that we would start.
+    if env.get("CUDA_VISIBLE_DEVICES", "unset").strip() in {"", "-1"}:
+        return "cpu", "Lane cpu: CUDA_VISIBLE_DEVICES hides every GPU."
+    seen = probe()
+    for gpu in seen.gpus:
+        if gpu.is_spark:
+            return "spark", f"Lane spark: the GPU is {gpu.name} ({seen.note})."
+    if seen.gpus:
+        gpu = seen.gpus[0]
+        detail = f", compute capability {gpu.capability}" if gpu.capability else ""
+        return "gpu", f"Lane gpu: the GPU is {gpu.name}{detail}, not a GB10."
+    return "cpu", f"Lane cpu: no NVIDIA GPU was found ({seen.note})."
+
+
+# -- the lane ------------------------------------------------------------------------------------
+
+
+def _place(env: Mapping[str, str], name: str) -> Path | None:
+    told = env.get(name, "").strip()
+    # `absolute`, not `resolve`: a virtual environment's python is a link that must stay one.
+    return Path(os.path.normpath(Path(told).expanduser().absolute())) if told else None
+
+
+def runs_folder(env: Mapping[str, str] = os.environ) -> Path:
+    """Return where runs are kept, looking at neither the recipe nor the GPU.
+
+    `sparkling stop` must work when a recipe is broken or a driver is wedged.
+    """
+    return _place(env, "SPARKLING_RUNS") or find_root(env) / "runs"
+
+
+def detect(
+    kind: str = "auto",
+    *,
+    root: Path | str | None = None,
+    env: Mapping[str, str] = os.environ,
+    probe: Probe = probe_gpus,
+) -> Lane:
+    """Return the lane of this machine.
+
+    Args:
+        kind: `spark`, `gpu`, `cpu`, or `auto` to let `SPARKLING_LANE` and then the probe decide.
+        root: repository root; found by `find_root` when not given.
+        env: the environment to read.
+        probe: what looks for GPUs; called only when nobody said which lane.
+
+    Raises:
+        UsageError: an unknown lane, no checkout, or a recipe that cannot be read.
+    """
+    from sparkling import recipe as recipes
+
+    chosen, reason = _choose(kind, env, probe)
+    base = Path(root).expanduser().absolute() if root is not None else find_root(env)
+    told = env.get("SPARKLING_RECIPE", "").strip()
+    recipe_path = recipes.locate(told or RECIPES[chosen], root=base)
+    # The recipe says where its checkpoint lives: another one slots in through the recipe alone.
+    model = _place(env, "SPARKLING_MODEL") or recipes.load(recipe_path, root=base).model
+    return Lane(
+        kind=chosen,
+        root=base,
+        server_python=_place(env, "SPARKLING_SERVER_PYTHON")
+        or base / ".venv-server" / "bin" / "python",
+        recipe_path=recipe_path,
+        model=model,
+        runs=_place(env, "SPARKLING_RUNS") or base / "runs",
+        reason=reason,
+    )

@@ -1,0 +1,165 @@
+"""What a notebook needs, checked: each need with a tick or a cross, and what to do about a cross."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from sparkling import _toml
+from sparkling.errors import SparklingError, UsageError
+from sparkling.lane import Lane
+
+MEMORY_GIB = {"cpu": 4.0, "gpu": 85.0, "spark": 85.0}
+"""Free memory that a server needs. cpu: what the tiny Ling was measured to take at most. spark:
+the published gate of the recipes (start only with 85 GiB available)."""
+
+DISK_GB = {"cpu": 1.0, "gpu": 80.0, "spark": 80.0}
+"""Free disk for the checkpoint: 70.4 GB of shards and some room."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One need. ok None: could not be found out, which stops nobody."""
+
+    need: str
+    ok: bool | None
+    found: str
+    remedy: str = ""
+
+
+class Checks(list[Check]):
+    """The needs of a notebook; shows itself as a table."""
+
+    @property
+    def ok(self) -> bool:
+        """True unless a need is known to be unmet."""
+        return all(c.ok is not False for c in self)
+
+    def require(self) -> None:
+        """Raise SparklingError with the first unmet need and its remedy."""
+        for check in self:
+            if check.ok is False:
+                raise SparklingError(f"Not ready: {check.need}: {check.found}; {check.remedy}.")
+
+    def view(self) -> Any:
+        """As a `show.View`."""
+        from sparkling import show
+
+        if not self:
+            return show.note("This notebook needs nothing.")
+        rows = [
+            {
+                "": show.MARK[c.ok],
+                "need": c.need,
+                "found": c.found,
+                "what to do": "" if c.ok else c.remedy,
+            }
+            for c in self
+        ]
+        columns = ["", "need", "found"] + (["what to do"] if any(not c.ok for c in self) else [])
+        return show.table(rows, columns, title="Ready" if self.ok else "Not ready")
+
+    def _repr_html_(self) -> str:
+        return self.view()._repr_html_()
+
+    def __str__(self) -> str:
+        return str(self.view())
+
+    __repr__ = __str__
+
+
+def check(names: Iterable[str], lane: Lane) -> Checks:
+    """Check every need of `names`. Raises UsageError for a name that is no check."""
+    out = Checks()
+    for name in names:
+        if name not in CHECKS:
+            raise UsageError(f"There is no check {name!r}{_toml.closest(name, CHECKS)}.")
+        out.append(CHECKS[name](lane))
+    return out
+
+
+def _version_in(lane: Lane, package: str) -> str | None:
+    """The version of a package in the server environment; None when it is not there."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    try:
+        done = subprocess.run(
+            [str(lane.server_python), "-c", code], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _server(lane: Lane) -> Check:
+    need = "a server environment with SGLang and the Sparkling plugin"
+    if not lane.server_python.is_file():
+        return Check(need, False, f"no {lane.server_python}", "run ./scripts/setup.sh")
+    sglang, plugin = _version_in(lane, "sglang"), _version_in(lane, "sparkling-sglang")
+    if sglang is None:
+        return Check(need, False, "SGLang is not installed in it", "run ./scripts/setup.sh")
+    if plugin is None:
+        return Check(need, False, f"SGLang {sglang}, but no plugin", "run ./scripts/setup.sh")
+    return Check(need, True, f"SGLang {sglang}, plugin {plugin}")
+
+
+def _checkpoint(lane: Lane) -> Check:
+    from sparkling import weightcheck
+
+    need = f"the checkpoint {lane.model.name}"
+    remedy = "run `sparkling tiny`" if lane.kind == "cpu" else "run the notebook 20_weights"
+    if not lane.model.is_dir():
+        return Check(need, False, "not there", remedy)
+    try:
+        weightcheck.check(lane.model)
+    except SparklingError as problem:
+        return Check(need, False, str(problem).rstrip("."), remedy)
+    size = sum(p.stat().st_size for p in lane.model.glob("*.safetensors"))
+    return Check(need, True, f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB")
+
+
+def _memory(lane: Lane) -> Check:
+    want = MEMORY_GIB[lane.kind]
+    free = psutil.virtual_memory().available / 2**30
+    need = f"{want:g} GiB of free memory"
+    return Check(
+        need, free >= want, f"{free:.1f} GiB", "end what holds it; a stopped server gives it back"
+    )
+
+
+def _disk(lane: Lane) -> Check:
+    want = DISK_GB[lane.kind]
+    free = shutil.disk_usage(lane.root).free / 1e9
+    return Check(f"{want:g} GB of free disk", free >= want, f"{free:.1f} GB", "free some space")
+
+
+def _gpu(lane: Lane) -> Check:
+    need = "an NVIDIA GPU, or the cpu lane"
+    if lane.kind == "cpu":
+        return Check(need, True, "the cpu lane: SGLang on this machine's CPU")
+    return Check(need, True, lane.reason.rstrip("."))
+
+
+def _port(lane: Lane) -> Check:
+    from sparkling import server
+
+    need = "a free port on 127.0.0.1"
+    try:
+        return Check(need, True, str(server.free_port(30000)))
+    except SparklingError:
+        return Check(need, True, f"{server.free_port()} (30000 is taken)")
+
+
+CHECKS: dict[str, Callable[[Lane], Check]] = {
+    "server": _server,
+    "checkpoint": _checkpoint,
+    "memory": _memory,
+    "disk": _disk,
+    "gpu": _gpu,
+    "port": _port,
+}
+"""Name in `cards.toml` → its check."""

@@ -1,0 +1,1012 @@
+"""Start a server, wait until it really answers, stop it. Process, log and port are owned here.
+
+A start goes through `keeper.py`, a process of its own that outlives nothing: see there for what
+happens when anything is killed. The notebook process holds a pipe to it, nothing else.
+
+"Ready" means that the process lives, that HTTP answers, that it is *this* process which listens on
+the port, that an API key is demanded if one was set, and that one token was generated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sparkling import log as _log
+from sparkling import procs
+from sparkling.crash import Diagnosis, diagnose
+from sparkling.errors import ServerError, UsageError
+
+if TYPE_CHECKING:
+    from sparkling.client import Client
+    from sparkling.recipe import Launch
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 30000
+# Above the default and below 32768, where Linux begins to hand out ports by itself.
+PORTS = range(DEFAULT_PORT, 32768)
+MARK = "SPARKLING_SERVER_ID"
+STATE_FOLDER = ".servers"
+
+# How long an orderly stop may take. SGLang looks every 5 s whether it was asked to stop, then has
+# its schedulers release their memory. A server on the CPU has no device memory to release.
+GRACE_S = 15.0
+CPU_GRACE_S = 1.0
+# After SGLang's own warm-up began, our token waits behind it.
+POLL_S = 0.25
+
+# A key that needs no quoting anywhere: not in YAML, JSON, an HTTP header or a Python repr. Only so
+# can it be struck out of a log reliably.
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+/=-]{7,199}")
+# Set by Jupyter for its own process; a server that inherits them imports the notebook's matplotlib
+# backend or colours its log.
+_NOT_INHERITED = (
+    "MPLBACKEND",
+    "FORCE_COLOR",
+    "CLICOLOR",
+    "CLICOLOR_FORCE",
+    "JPY_PARENT_PID",
+    "JPY_SESSION_NAME",
+    "PYTHONHOME",
+    "__PYVENV_LAUNCHER__",
+)
+
+Progress = Callable[[str, float], None]
+"""Called with a phase ("loading weights") and the seconds since the start."""
+
+
+class StartFailed(ServerError):
+    """The server did not become ready. The first line says why; the log's last lines follow."""
+
+    def __init__(
+        self, sentence: str, *, tail: list[str], log: Path, diagnosis: Diagnosis | None = None
+    ) -> None:
+        self.sentence, self.tail, self.log, self.diagnosis = sentence, tail, log, diagnosis
+        quoted = "".join(f"\n  | {line}" for line in tail)
+        super().__init__(sentence + quoted)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The notebook's runner hands exceptions between processes.
+        return _failed, (self.sentence, self.tail, self.log, self.diagnosis)
+
+
+def _failed(sentence: str, tail: list[str], log: Path, found: Diagnosis | None) -> StartFailed:
+    return StartFailed(sentence, tail=tail, log=log, diagnosis=found)
+
+
+# --------------------------------------------------------------------------- ports
+
+
+def _lock_port(port: int) -> socket.socket | None:
+    """Reserve `port` among all Sparkling processes of this machine; None if it is reserved.
+
+    The reservation is the name of an abstract Unix socket: it ends with the last process that has
+    the socket open, leaves no file behind, and is valid in the same network namespace as the port.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(f"\0sparkling-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _short_tmp() -> str:
+    # SGLang puts Unix sockets there, whose paths may be 107 bytes long.
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= 60 else "/tmp"
+
+
+def _can_bind(port: int, host: str = HOST) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the server does it: a port whose last connections still linger is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def _holder(port: int) -> str:
+    """Who listens on `port`, as words for a sentence."""
+    found = procs.listeners(port)
+    if found is None:
+        return "a process that this user may not look at"
+    if found:
+        return " and ".join(f"{one.name} (pid {one.pid})" for one in found)
+    return "another server of ours that is just starting"
+
+
+def _busy(port: int) -> ServerError:
+    return ServerError(
+        f"Port {port} on {HOST} is taken by {_holder(port)}; stop it (`sparkling stop` if it is a "
+        "server of ours) or choose another port."
+    )
+
+
+def _reserve(port: int | None, exact: bool) -> tuple[int, socket.socket]:
+    """A port and its lock. Raises ServerError with one sentence if an exact port is taken."""
+    others = [] if exact else random.sample(PORTS, len(PORTS))
+    for candidate in ([port] if port else []) + others:
+        lock = _lock_port(candidate)
+        if lock is not None and _can_bind(candidate):
+            return candidate, lock
+        if lock is not None:
+            lock.close()
+        if exact:
+            raise _busy(candidate)
+    raise ServerError(f"No port from {PORTS.start} to {PORTS.stop - 1} on {HOST} is free.")
+
+
+def free_port(preferred: int | None = None) -> int:
+    """A port on 127.0.0.1 that is free now.
+
+    Args:
+        preferred: this port or none.
+
+    Raises:
+        UsageError: `preferred` is no port number.
+        ServerError: `preferred` is taken; the sentence names the holder where /proc tells it.
+    """
+    if preferred is not None and not 1 <= preferred <= 65535:
+        raise UsageError(f"{preferred} is no port number (1 to 65535).")
+    port, lock = _reserve(preferred, exact=preferred is not None)
+    lock.close()
+    return port
+
+
+# --------------------------------------------------------------------------- environment
+
+
+def _loopback_unproxied(env: dict[str, str]) -> None:
+    """Keep loopback out of any proxy: the server's own warm-up calls itself."""
+    for name in ("no_proxy", "NO_PROXY"):
+        listed = [one.strip() for one in env.get(name, "").split(",") if one.strip()]
+        if "*" not in listed:
+            listed += [one for one in (HOST, "localhost", "::1") if one not in listed]
+        env[name] = ",".join(listed)
+
+
+def child_environment(
+    launch_env: Mapping[str, str],
+    python: Path,
+    *,
+    extra: Mapping[str, str] | None = None,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The server's environment: this process's, the recipe's additions, and what isolation needs.
+
+    Precedence: `extra` over the recipe over the inherited one. PATH begins with the server
+    environment's own tools; loopback is never proxied.
+    """
+    env = dict(os.environ if base is None else base)
+    for name in _NOT_INHERITED:
+        env.pop(name, None)
+    home = python.parent
+    env["PATH"] = os.pathsep.join([str(home), env.get("PATH", os.defpath)])
+    if (home.parent / "pyvenv.cfg").exists():
+        env["VIRTUAL_ENV"] = str(home.parent)
+    else:
+        env.pop("VIRTUAL_ENV", None)
+    # Otherwise the folder the server runs in would come first on its module path.
+    env["PYTHONSAFEPATH"] = "1"
+    env.update(launch_env)
+    env.update(extra or {})
+    _loopback_unproxied(env)
+    return env
+
+
+def new_api_key() -> str:
+    """A fresh random API key."""
+    return "sk-" + secrets.token_hex(24)
+
+
+def _check_key(key: str | None) -> None:
+    if key is not None and not _KEY.fullmatch(key):
+        raise UsageError(
+            "The API key must be 8 to 200 letters, digits or . _ ~ + / = - and begin with a letter "
+            "or digit, so that it can be kept out of logs reliably."
+        )
+
+
+# --------------------------------------------------------------------------- start
+
+
+# Strong references: a server nobody holds any more still runs until it is stopped.
+_SERVERS: set[Server] = set()
+
+
+def start(
+    launch: Launch,
+    *,
+    python: Path,
+    log: Path,
+    api_key: str | None = None,
+    deadline_s: float = 180,
+    extra_env: Mapping[str, str] | None = None,
+    wait: bool = True,
+    progress: Progress | None = None,
+    exact_port: bool | None = None,
+    runs: Path | None = None,
+) -> Server:
+    """Start the server that `launch` describes.
+
+    Args:
+        launch: the rendered recipe. Its argv is used word for word; only a busy or zero port is
+            replaced (see `exact_port`).
+        python: the server environment's interpreter.
+        log: file that the output is appended to. Old content is never read.
+        api_key: demanded from clients. It stands in no argument list, environment or file.
+        deadline_s: seconds until the server must be ready.
+        extra_env: added to the environment, over the recipe's.
+        wait: wait until ready; otherwise call `Server.wait_ready`.
+        progress: called with the phase and the seconds since the start, about once a second.
+        exact_port: refuse a busy port instead of taking another. Default: only a port other than
+            0 and 30000 is taken literally.
+        runs: the folder whose `.servers/` records this server for `stop_all`. Default: the folder
+            named `runs` (or $SPARKLING_RUNS) above `log`, else the log's own.
+
+    Raises:
+        UsageError: interpreter or checkpoint missing, bad API key.
+        ServerError: port taken.
+        StartFailed: the server died, hangs or answers without generating. It is stopped then.
+    """
+    _check_key(api_key)
+    python, log = Path(python), Path(log).absolute()
+    if not os.access(python, os.X_OK):
+        raise UsageError(
+            f"The server environment's Python {python} is missing; run scripts/setup.sh, or set "
+            "SPARKLING_SERVER_PYTHON."
+        )
+    if api_key is not None and "--config" in launch.argv:
+        raise UsageError(
+            "The recipe passes --config to SGLang, which takes only one such file; the API key "
+            "needs it, so move the recipe's settings into flags."
+        )
+    _check_model(launch.argv)
+    wanted = launch.port
+    if exact_port is None:
+        exact_port = wanted not in (0, DEFAULT_PORT)
+    attempts = 1 if exact_port or not wait else 3
+    for attempt in range(1, attempts + 1):
+        # Somebody outside may take the port while the server is loading: then another one.
+        port, lock = _reserve((wanted or None) if attempt == 1 else None, exact_port)
+        placed = launch if port == wanted else launch.with_port(port)
+        server = Server(placed, python, log, api_key, port, lock, extra_env or {}, runs)
+        if not wait:
+            return server
+        try:
+            server.wait_ready(deadline_s, progress=progress)
+            return server
+        except StartFailed as error:
+            taken = error.diagnosis is not None and error.diagnosis.kind == "port"
+            if not taken or attempt == attempts:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _check_model(argv: tuple[str, ...]) -> None:
+    for flag in ("--model-path", "--model"):
+        if flag in argv[:-1]:
+            model = argv[argv.index(flag) + 1]
+            # Anything else may be a name on a model hub.
+            if model.startswith(("/", "./", "../", "~")) and not os.path.isdir(
+                os.path.expanduser(model)
+            ):
+                raise UsageError(
+                    f"There is no checkpoint at {model}; download or build it (notebook "
+                    "20_weights), or point SPARKLING_MODEL at it."
+                )
+
+
+def _runs_folder(log: Path) -> Path:
+    told = os.environ.get("SPARKLING_RUNS")
+    if told and Path(told).absolute() in log.parents:
+        return Path(told).absolute()
+    for folder in log.parents:
+        if folder.name == "runs" or (folder / STATE_FOLDER).is_dir():
+            return folder
+    return log.parent
+
+
+class Server:
+    """A running server. Use `start` to make one; a `with` block stops it at the end.
+
+    Attributes:
+        url: base URL, `http://127.0.0.1:PORT`.
+        port: the port it listens on.
+        pid: SGLang's main process.
+        log: its log; `offset` is where this start begins in it, in bytes.
+        status_file: where the plugin writes what is live.
+        launch: what was started, with the port in use.
+        started: wall-clock time of the start (seconds since 1970).
+        ready_seconds: seconds from start to ready, None before.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        python: Path,
+        log: Path,
+        api_key: str | None,
+        port: int,
+        lock: socket.socket,
+        extra_env: Mapping[str, str],
+        runs: Path | None,
+    ) -> None:
+        self.launch, self.python, self.log, self.port = launch, python, log, port
+        self.url = f"http://{HOST}:{port}"
+        self.api_key = api_key
+        self.id = secrets.token_hex(6)
+        self.status_file = log.with_name(log.stem + ".status.json")
+        self.started = time.time()
+        self.ready_seconds: float | None = None
+        self.pid = 0
+        self.offset = 0
+        self._identity: procs.Identity | None = None
+        self._warden: procs.Identity | None = None
+        self._began = time.monotonic()
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._buffer = b""
+        self._noise: list[str] = []
+        self._ended: dict[str, Any] | None = None
+        self._lost: dict[str, Any] | None = None
+        self._log_error: str | None = None
+        self._stopped = False
+        self._memory_before = procs.memory_available()
+        self._oom_before = procs.oom_kills()
+        self._on_cpu = _on_cpu(launch.argv)
+        self._grace_s = CPU_GRACE_S if self._on_cpu else GRACE_S
+        try:
+            try:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                self.status_file.unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"The server's log cannot be kept in {log.parent}: {error.strerror}."
+                ) from error
+            self._keeper = self._start_keeper(python, lock, extra_env, runs)
+        finally:
+            # The keeper holds the port's lock from now on.
+            lock.close()
+        _SERVERS.add(self)
+        try:
+            self._await_start()
+        except BaseException:
+            self.stop()
+            raise
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def _start_keeper(
+        self,
+        python: Path,
+        lock: socket.socket,
+        extra_env: Mapping[str, str],
+        runs: Path | None,
+    ) -> subprocess.Popen[bytes]:
+        extra = {
+            **self._kept_caches(),
+            **extra_env,
+            MARK: self.id,
+            "SPARKLING_STATUS_FILE": str(self.status_file),
+        }
+        folder = Path(runs).absolute() if runs is not None else _runs_folder(self.log)
+        key = self.api_key
+        spec = {
+            "id": self.id,
+            "parent": os.getpid(),
+            "argv": [str(python), *self.launch.argv],
+            "env": child_environment(self.launch.env, python, extra=extra),
+            "cwd": str(self.log.parent),
+            "log": str(self.log),
+            "state": str(folder / STATE_FOLDER / f"{self.id}.json"),
+            "port": self.port,
+            "tmp_base": _short_tmp(),
+            "grace_s": self._grace_s,
+            # JSON is YAML; SGLang reads the file as YAML.
+            "config": json.dumps({"api-key": key}) if key else None,
+            "redact": [key] if key else [],
+        }
+        keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), self.id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,
+            cwd="/",
+        )
+        try:
+            keeper.stdin.write(json.dumps(spec).encode() + b"\n")
+            keeper.stdin.flush()
+        except OSError as error:
+            keeper.kill()
+            keeper.wait()
+            raise ServerError(f"The keeper process did not start: {error}.") from error
+        os.set_blocking(keeper.stdout.fileno(), False)
+        return keeper
+
+    def _kept_caches(self) -> dict[str, str]:
+        """Compiled kernels that would otherwise lie in TMPDIR, which is removed with the server."""
+        name = "TORCHINDUCTOR_CACHE_DIR"
+        if self._on_cpu or name in os.environ or name in self.launch.env:
+            return {}
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return {name: os.path.join(base, "sparkling", "torchinductor")}
+
+    def _await_start(self) -> None:
+        """Wait until the process exists (not until it is ready)."""
+        deadline = time.monotonic() + 60.0
+        while self.pid == 0 and self._ended is None and time.monotonic() < deadline:
+            self._hear(0.2)
+        if self.pid == 0:
+            reason = (self._ended or {}).get("error") or " ".join(self._noise[-3:]) or "no answer"
+            raise StartFailed(
+                f"The server process could not be started ({reason}).", tail=[], log=self.log
+            )
+
+    def _hear(self, timeout_s: float = 0.0) -> None:
+        """Take in what the keeper reports."""
+        with self._lock:
+            pipe = self._keeper.stdout
+            if pipe.closed:
+                return
+            ready, _, _ = select.select([pipe], [], [], timeout_s)
+            if not ready:
+                return
+            try:
+                data = os.read(pipe.fileno(), 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                pipe.close()
+                self._ended = self._ended or {"event": "gone", "code": None, "reason": "keeper"}
+                return
+            self._buffer += data
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    self._noise.append(line.decode("utf-8", "replace"))
+                    continue
+                self._on_event(event)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "started":
+            self._identity = procs.Identity.from_json(event["server"])
+            self._warden = procs.Identity.from_json(event["warden"])
+            self.pid = event["server"]["pid"]
+            self.offset = event["offset"]
+            self.started = event["time"]
+        elif kind == "lost":
+            self._lost = event
+        elif kind == "log-error":
+            self._log_error = event["error"]
+        elif kind in ("exited", "failed"):
+            self._ended = event
+            self._log_error = event.get("log_error") or self._log_error
+        elif kind == "gone":
+            self._ended = {**(self._ended or {}), **event}
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """Whether SGLang's main process runs. A zombie does not."""
+        self._hear()
+        return self._ended is None and procs.is_alive(self._identity)
+
+    def events(self) -> list[_log.Event]:
+        """The typed log events of this start."""
+        if not self.log.exists():
+            return []
+        return list(_log.parse(self.log, offset=self.offset))
+
+    def tail(self, n: int = 20) -> list[str]:
+        """The last `n` lines of this start's output; of progress bars only the last state."""
+        try:
+            with open(self.log, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = self.offset if self.offset <= size else 0
+                begin = file.seek(max(begin, size - (1 << 16) - n * 200))
+                text = file.read(size - begin).decode("utf-8", "replace")
+        except OSError:
+            text = ""
+        if not text and self._ended:
+            text = self._ended.get("recent", "")
+        lines = [line[:500] for line in _log.split_lines(text) if line.strip()]
+        return lines[-n:]
+
+    def client(self, **settings: Any) -> Client:
+        """A client for this server; `settings` go to `Client`."""
+        from sparkling.client import Client
+
+        return Client(self.url, api_key=self.api_key, **settings)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "running" if self.alive() else "ended"
+        key = ", with an API key" if self.api_key else ""
+        return f"<Server {self.launch.stage} on {self.url}, pid {self.pid}, {state}{key}>"
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- readiness -----------------------------------------------------------------------------
+
+    def wait_ready(self, deadline_s: float = 180, *, progress: Progress | None = None) -> None:
+        """Wait until the server generates, at most until `deadline_s` seconds after its start.
+
+        Raises:
+            StartFailed: it died, hangs, or answers without generating. It has been stopped then.
+        """
+        if self.ready_seconds is not None and self.alive():
+            return
+        try:
+            _Waiting(self, deadline_s, progress).run()
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_seconds = time.monotonic() - self._began
+
+    def generate_one(self, timeout_s: float) -> None:
+        """Have one token generated.
+
+        Raises:
+            ServerError: none came within `timeout_s` seconds.
+        """
+        probe = _TokenProbe(self)
+        probe.start()
+        deadline = time.monotonic() + timeout_s
+        while probe.is_alive() and time.monotonic() < deadline and self.alive():
+            probe.join(0.1)
+        if probe.done:
+            return
+        probe.abandon()
+        raise ServerError(
+            f"The server on port {self.port} stopped answering after {timeout_s:.0f} s"
+            + (f" ({probe.problem})" if probe.problem else "")
+            + f"; the last lines of {self.log} may say why."
+        )
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float = 30) -> None:
+        """Stop the server and wait until every process of it is gone and its memory is back.
+
+        Calling it again does nothing. Calling it in a fork of the process that started the server
+        does nothing either.
+
+        Raises:
+            ServerError: something still runs after about `timeout_s` seconds.
+        """
+        with self._lock:
+            if self._stopped or os.getpid() != self._owner:
+                return
+            self._hear()
+            available = procs.memory_available()
+            grace = min(self._grace_s, max(timeout_s - 5.0, timeout_s / 2))
+            with contextlib.suppress(OSError, ValueError):
+                self._keeper.stdin.write(f"stop {grace}\n".encode())
+                self._keeper.stdin.flush()
+            deadline = time.monotonic() + timeout_s
+            while self._keeper.poll() is None and time.monotonic() < deadline:
+                self._hear(0.1)
+                if self._keeper.stdout.closed:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._keeper.wait(max(deadline - time.monotonic(), 0.1))
+            if self._keeper.poll() is None:
+                # Its warden sees the end of the socket and buries everything.
+                self._keeper.kill()
+                self._keeper.wait()
+            while not self._keeper.stdout.closed:
+                self._hear(0.1)
+            with contextlib.suppress(OSError):
+                self._keeper.stdin.close()
+            left = self._bury(max(deadline - time.monotonic(), 10.0))
+            if left:
+                named = ", ".join(str(one.pid) for one in left)
+                raise ServerError(
+                    f"The server on port {self.port} could not be stopped: process {named} does "
+                    "not end even when killed; look at it with ps, it may hang in a driver."
+                )
+            self._stopped = True
+            _SERVERS.discard(self)
+            if not self._on_cpu:
+                # Ordinary memory is back when a process is gone; a driver may take longer.
+                self._wait_memory(available)
+
+    def _bury(self, timeout_s: float) -> list[procs.Identity]:
+        """What is left of the server, after killing it. Normally nothing is."""
+        # Without its keeper the warden still stops the server in order: give it the time.
+        wardens = [self._warden] if self._warden else []
+        left = procs.wait_gone(wardens, 10.0) + procs.marked(MARK, self.id)
+        for one in left:
+            procs.send(one, signal.SIGKILL)
+        return procs.wait_gone(left, timeout_s)
+
+    def _wait_memory(self, at_stop: int | None, timeout_s: float = 15.0) -> None:
+        """Wait until memory the server held is available again (a GPU that shares it, say).
+
+        Other programs take and give memory too, so the wait ends when nine tenths are back, or
+        when nothing has come back for a second.
+        """
+        if at_stop is None or self._memory_before is None:
+            return
+        target = at_stop + 0.9 * (self._memory_before - at_stop)
+        deadline = time.monotonic() + timeout_s
+        best, last_gain = -1, time.monotonic()
+        while time.monotonic() < deadline:
+            now = procs.memory_available() or 0
+            if now >= target:
+                return
+            if now > best + (64 << 20):
+                best, last_gain = now, time.monotonic()
+            elif time.monotonic() - last_gain > 1.0:
+                return
+            time.sleep(0.1)
+
+
+def _on_cpu(argv: tuple[str, ...]) -> bool:
+    return ("--device", "cpu") in itertools.pairwise(argv) or "--device=cpu" in argv
+
+
+# --------------------------------------------------------------------------- waiting
+
+
+class _TokenProbe(threading.Thread):
+    """Asks for one token. Runs beside, so that the process can be watched meanwhile."""
+
+    def __init__(self, server: Server, timeout_s: float = 3600.0) -> None:
+        super().__init__(daemon=True)
+        self.done = False
+        self.problem: str | None = None
+        self.status: int | None = None
+        self._server = server
+        self._connection = http.client.HTTPConnection(HOST, server.port, timeout=timeout_s)
+
+    def run(self) -> None:
+        # Token ids rather than text: this works without a tokenizer in the server, too.
+        body = json.dumps(
+            {
+                "input_ids": [10, 11, 12],
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+            }
+        )
+        headers = {"Content-Type": "application/json", **_authorization(self._server)}
+        try:
+            self._connection.request("POST", "/generate", body, headers)
+            response = self._connection.getresponse()
+            data = response.read()
+            self.status = response.status
+            if response.status != 200:
+                self.problem = f"/generate answered {response.status}: {data[:200]!r}"
+                return
+            reply = json.loads(data)
+            reply = reply[0] if isinstance(reply, list) and reply else reply
+            made = reply.get("meta_info", {}).get("completion_tokens", 0)
+            self.done = isinstance(made, int) and made >= 1
+            if not self.done:
+                self.problem = "/generate answered without a token"
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
+        finally:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Let go of a request that nobody answers."""
+        handle = self._connection.sock
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                handle.shutdown(socket.SHUT_RDWR)
+
+
+def _authorization(server: Server) -> dict[str, str]:
+    return {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+
+
+def _status(port: int, path: str, headers: Mapping[str, str], timeout_s: float = 5.0) -> int | None:
+    """HTTP status of a GET on loopback, never through a proxy; None if nobody answers."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+_PHASES: dict[type, str] = {
+    _log.ServerArgs: "starting its processes",
+    _log.WeightsBegin: "loading weights",
+    _log.WeightsLoaded: "allocating caches",
+    _log.PoolsReady: "preparing kernels and graphs",
+    _log.GraphCapture: "capturing graphs",
+    _log.Limits: "starting HTTP",
+    _log.HttpUp: "warming up",
+    _log.Ready: "answering",
+}
+
+
+class _Waiting:
+    """One wait for readiness: what has been seen so far, and what it means at the deadline."""
+
+    def __init__(self, server: Server, deadline_s: float, progress: Progress | None) -> None:
+        self.server, self.progress = server, progress
+        self.deadline_s = deadline_s
+        self.end = server._began + deadline_s
+        self.follower = _log.Follower(server.log, server.offset)
+        self.lines: list[str] = []
+        self.phase = "importing SGLang"
+        self.phase_since = time.monotonic()
+        self.http = False
+        self.probe: _TokenProbe | None = None
+        self.problem: str | None = None
+        self.crashed = False
+
+    def run(self) -> None:
+        """Returns when the server is ready; raises StartFailed otherwise."""
+        told = 0.0
+        while True:
+            self._read_log()
+            if not self.server.alive():
+                raise self._died()
+            if time.monotonic() >= self.end:
+                raise self._too_late()
+            if self._is_ready():
+                return
+            if self.progress is not None and time.monotonic() - told >= 1.0:
+                told = time.monotonic()
+                self.progress(self.phase, told - self.server._began)
+            self.server._hear(POLL_S)
+
+    def _read_log(self) -> None:
+        for line in self.follower.lines():
+            self.lines.append(line)
+            event = _log.parse_line(line)
+            phase = _PHASES.get(type(event))
+            if phase is not None and phase != self.phase:
+                self.phase, self.phase_since = phase, time.monotonic()
+            if isinstance(event, _log.Crash):
+                self.crashed = True
+                if event.kind == "port":
+                    # SGLang goes on waiting for its own warm-up for two minutes after this.
+                    raise self._failure(diagnose([line]))
+        del self.lines[:-20000]
+
+    def _is_ready(self) -> bool:
+        server = self.server
+        if not self.http:
+            status = _status(server.port, "/model_info", _authorization(server))
+            if status is not None:
+                self._check_listener()
+            if status != 200:
+                return False
+            if server.api_key:
+                self._check_key()
+            self.http = True
+        if self.probe is None:
+            self.probe = _TokenProbe(server)
+            self.probe.start()
+        self.probe.join(POLL_S)
+        if self.probe.is_alive():
+            return False
+        if not self.probe.done:
+            # Refused for now (503) or cut off: ask again.
+            self.problem, self.probe = self.probe.problem, None
+            return False
+        # The token is there. SGLang's own warm-up may still fail and end the server: wait until
+        # it says that it is up. Builds without /ready do not answer 200 or 503.
+        return _status(server.port, "/ready", _authorization(server)) not in (None, 503)
+
+    def _check_listener(self) -> None:
+        """A stranger that answers on our port must not pass for our server."""
+        found = procs.listeners(self.server.port)
+        if not found:
+            return
+        ours = {self.server.pid, *(one.pid for one in procs.descendants(self.server.pid))}
+        if not any(one.pid in ours for one in found):
+            raise self._failure(
+                Diagnosis(
+                    "port",
+                    f"port {self.server.port} is answered by {_holder(self.server.port)}, not by "
+                    "this server",
+                    "stop it or choose another port",
+                )
+            )
+
+    def _check_key(self) -> None:
+        status = _status(self.server.port, "/model_info", {})
+        if status not in (401, 403):
+            raise self._failure(
+                Diagnosis(
+                    "no-auth",
+                    f"the server answers {status} without the API key it was given",
+                    "do not serve with this SGLang build",
+                )
+            )
+
+    # -- failures ------------------------------------------------------------------------------
+
+    def _failure(self, found: Diagnosis | None, sentence: str | None = None) -> StartFailed:
+        server = self.server
+        if sentence is None:
+            what = f"{found.cause}; {found.remedy}" if found else "its log does not say why"
+            sentence = f"The server did not start: {what}. Log: {server.log}"
+        return StartFailed(sentence, tail=server.tail(12), log=server.log, diagnosis=found)
+
+    def _died(self) -> StartFailed:
+        server = self.server
+        # The keeper reports the exit code after everything is buried and the log is complete.
+        limit = time.monotonic() + 15.0
+        while not server._keeper.stdout.closed and time.monotonic() < limit:
+            server._hear(0.2)
+        self.lines += self.follower.lines()
+        ended = server._ended or {}
+        if not self.lines and ended.get("recent"):
+            self.lines = ended["recent"].splitlines()
+        code = ended.get("code")
+        out_of_memory = procs.oom_kills() > server._oom_before
+        found = diagnose(self.lines, code, out_of_memory=out_of_memory)
+        if server._log_error and (found is None or found.kind in ("exception", "signal")):
+            found = _disk(server)
+        if found is None and server._lost is not None:
+            found = Diagnosis(
+                "worker",
+                f"its process {server._lost['name']} (pid {server._lost['pid']}) died",
+                "the log's last lines may say why",
+            )
+        took = time.monotonic() - server._began
+        if found is None:
+            how = "" if code is None else f" with exit code {code}"
+            return self._failure(
+                None,
+                f"The server ended{how} after {took:.0f} s while {self.phase}, and its log does "
+                f"not say why: {server.log}",
+            )
+        return self._failure(found)
+
+    def _too_late(self) -> StartFailed:
+        server, limit = self.server, f"{self.deadline_s:.0f} s"
+        found = diagnose(self.lines)
+        if found is not None and found.kind == "exception" and not self.crashed:
+            found = None  # a traceback that SGLang went on from
+        if found is None and server._log_error:
+            found = _disk(server)
+        if found is not None:
+            return self._failure(found)
+        if self.http:
+            detail = f" ({self.problem})" if self.problem else ""
+            sentence = (
+                f"The server is wedged: HTTP answers, but within {limit} no request produced a "
+                f"token{detail}; stop what else uses the machine and start it again. "
+                f"Log: {server.log}"
+            )
+        else:
+            since = time.monotonic() - self.phase_since
+            sentence = (
+                f"The server was not ready within {limit}: it has been {self.phase} for "
+                f"{since:.0f} s; give it a longer deadline if the machine is slow, or read its "
+                f"log: {server.log}"
+            )
+        return self._failure(None, sentence)
+
+
+def _disk(server: Server) -> Diagnosis:
+    return Diagnosis(
+        "disk-full",
+        f"its log could not be written ({server._log_error})",
+        "free some space on that disk and start again",
+    )
+
+
+# --------------------------------------------------------------------------- all servers
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    for server in list(_SERVERS):
+        with contextlib.suppress(Exception):
+            server.stop()
+
+
+def _records(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    folder = Path(runs) / STATE_FOLDER
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text())
+        except (OSError, ValueError):
+            record = {}
+        yield path, record if isinstance(record, dict) else {}
+
+
+def stop_all(runs: Path, timeout_s: float = 30) -> list[str]:
+    """Stop every server recorded under `runs`, whoever started it; one line for each stopped.
+
+    Only a process whose pid, start time and boot id are the recorded ones is signalled: a record
+    from before a reboot, or whose pid now belongs to another program, is just removed.
+
+    Raises:
+        ServerError: a server could not be stopped.
+    """
+    lines, failed = [], []
+    for path, record in _records(runs):
+        where = f"the server on port {record.get('port')} ({record.get('log')})"
+        found, left = _stop_recorded(record, timeout_s)
+        if left:
+            failed.append(f"{where}: process {', '.join(str(one.pid) for one in left)}")
+            continue
+        if found:
+            lines.append(f"Stopped {where}.")
+        tmp = record.get("tmp")
+        if isinstance(tmp, str) and os.path.basename(tmp).startswith("sparkling-"):
+            shutil.rmtree(tmp, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):
+        (Path(runs) / STATE_FOLDER).rmdir()
+    if failed:
+        raise ServerError("Could not stop " + "; ".join(failed) + ".")
+    return lines
+
+
+def _stop_recorded(record: dict[str, Any], timeout_s: float) -> tuple[bool, list[procs.Identity]]:
+    """Whether anything of a recorded server ran, and what of it still does."""
+    keeper, warden, main = (
+        procs.Identity.from_json(record.get(name)) for name in ("keeper", "warden", "server")
+    )
+    mark = record.get("id")
+    everyone = [one for one in (keeper, warden, main) if procs.is_alive(one)]
+    if isinstance(mark, str) and mark:
+        # Its workers may have outlived all three.
+        everyone += [one for one in procs.marked(MARK, mark) if one not in everyone]
+    # The keeper stops the rest in order; without it the warden, without both only the main
+    # process knows how to.
+    for one in (keeper, warden, main):
+        if procs.send(one, signal.SIGTERM):
+            procs.wait_gone(everyone, timeout_s)
+            break
+    left = [one for one in everyone if procs.is_alive(one)]
+    for one in left:
+        procs.send(one, signal.SIGKILL)
+    return bool(everyone), procs.wait_gone(left, 10.0)

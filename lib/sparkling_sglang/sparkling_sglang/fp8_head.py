@@ -1,0 +1,251 @@
+"""The LM head in FP8, quantized while the server starts.
+
+SGLang 0.5.23 has no such thing: ``SGLANG_ENABLE_FP8_LM_HEAD`` belongs to a fork and is ignored by
+the released version. The head of Ling-3.0-flash is 157,184 x 2,560, so in BF16 every decode step
+reads 805 MB for it; one byte per weight halves that.
+
+After the target's weights are loaded the head is quantized per row to ``float8_e4m3fn`` with a
+float32 scale for each row (= vocabulary entry), the BF16 tensor is dropped, and the head's
+``quant_method`` becomes :class:`Fp8HeadMethod`, which SGLang's logits processor calls for decode,
+verification and log-probabilities alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparkling_sglang import status
+
+if TYPE_CHECKING:
+    from sparkling_sglang.patches import Patches
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max  # 448
+
+# Rows at a time, for quantizing and for multiplying: bounds the temporary copy (8,192 x 2,560 in
+# float32 is 84 MB).
+CHUNK_ROWS = 8192
+
+LOG_LINE = "Online FP8 quantization enabled for lm_head."
+
+logger = logging.getLogger("sparkling_sglang")
+
+
+class HeadError(RuntimeError):
+    """The LM head cannot be served in FP8; the message is one sentence with the remedy."""
+
+
+def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row symmetrically to e4m3, so that its largest magnitude becomes 448.
+
+    Args:
+        weight: [rows, hidden], any float dtype.
+
+    Returns:
+        ``q`` [rows, hidden] float8_e4m3fn and ``scale`` [rows] float32 with ``weight ~ q * scale``.
+        Per entry the error is at most 2**-4 of its magnitude plus 2**-10 of the scale (half a
+        step of e4m3's 3 mantissa bits, and of its subnormals).
+
+    Raises:
+        HeadError: the weight holds infinities or NaN.
+    """
+    q = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    for start in range(0, weight.shape[0], CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        part = weight[rows].float()
+        largest = part.abs().amax(dim=1)
+        if not bool(torch.isfinite(largest).all()):
+            raise HeadError(
+                "The LM head holds infinite or NaN weights and cannot be quantized to FP8: check "
+                "the checkpoint, or start without SPARKLING_FP8_LM_HEAD."
+            )
+        # A row of zeros (vocabulary padding) keeps scale 1 instead of dividing by 0.
+        scale[rows] = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+        q[rows] = (part / scale[rows].unsqueeze(1)).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+    return q, scale
+
+
+def dequantized_product(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``x @ (q * scale).T`` in float32, a chunk of rows at a time; runs on any device.
+
+    e4m3 values are exact in float32 and the scale is applied to the product, so the only rounding
+    is float32's.
+
+    Args:
+        x: [tokens, hidden]; q: [rows, hidden] float8_e4m3fn; scale: [rows] float32.
+
+    Returns:
+        [tokens, rows] float32.
+    """
+    x = x.float()
+    out = torch.empty(x.shape[0], q.shape[0], dtype=torch.float32, device=x.device)
+    for start in range(0, q.shape[0], CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        torch.matmul(x, q[rows].float().t(), out=out[:, rows])
+    return out.mul_(scale)
+
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def choose_kernel(device: torch.device) -> tuple[str, Kernel]:
+    """Name and function of the product for ``device``; a faster one for a GPU belongs here."""
+    return "torch-dequantize", dequantized_product
+
+
+class Fp8HeadMethod:
+    """A head's ``quant_method``: SGLang calls :meth:`apply` in place of its BF16 product.
+
+    Args:
+        device: where the head lives.
+        count: keep the number of products in :attr:`applied`, a tensor on the device, so that a
+            product replayed from a CUDA graph counts too.
+    """
+
+    def __init__(self, device: torch.device, *, count: bool = False) -> None:
+        self.kernel, self._product = choose_kernel(device)
+        self.applied = torch.zeros((), dtype=torch.int64, device=device) if count else None
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [tokens, rows] in the dtype of ``x`` [tokens, hidden], as the BF16 head gives."""
+        if self.applied is not None:
+            self.applied.add_(1)
+        logits = self._product(x, layer.weight, layer.weight_scale)
+        if bias is not None:
+            logits = logits + bias.float()
+        return logits.to(x.dtype)
+
+
+def quantize_head(head: Any, *, count: bool = False) -> tuple[int, int]:
+    """Replace a loaded ``ParallelLMHead``'s weight by its FP8 form, in place.
+
+    ``head.weight`` becomes a float8_e4m3fn parameter of the same shape and ``head.weight_scale`` a
+    float32 parameter [rows]; nothing keeps the original alive.
+
+    Returns:
+        Bytes of the head before and after, scales included.
+
+    Raises:
+        HeadError: see :func:`quantize_rows`; also if the weight is no 16- or 32-bit float.
+    """
+    weight = head.weight.data
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise HeadError(
+            f"The LM head is already stored as {status.dtype_name(weight.dtype)}: start without "
+            "SPARKLING_FP8_LM_HEAD."
+        )
+    before = weight.numel() * weight.element_size()
+    q, scale = quantize_rows(weight)
+    del head.weight
+    head.weight = torch.nn.Parameter(q, requires_grad=False)
+    head.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
+    head.quant_method = Fp8HeadMethod(q.device, count=count)
+    return before, q.numel() * q.element_size() + scale.numel() * scale.element_size()
+
+
+def refusal(args: Any) -> str | None:
+    """Why the server's arguments forbid an FP8 head, in one sentence, or None.
+
+    Args:
+        args: SGLang's ``ServerArgs``.
+    """
+    if args.enable_fp32_lm_head:
+        return (
+            "The FP8 LM head (SPARKLING_FP8_LM_HEAD) and --enable-fp32-lm-head contradict each "
+            "other: drop one of them."
+        )
+    if args.tp_size > 1:
+        return (
+            f"The FP8 LM head (SPARKLING_FP8_LM_HEAD) works on one device and --tp-size is "
+            f"{args.tp_size}: drop one of them."
+        )
+    if args.enable_lora or args.lora_paths:
+        return (
+            "The FP8 LM head (SPARKLING_FP8_LM_HEAD) cannot carry LoRA adapters: drop one of them."
+        )
+    return None
+
+
+def refusal_of_model(model: Any) -> str | None:
+    """Why a loaded target model's head cannot be quantized, in one sentence, or None."""
+    head = getattr(model, "lm_head", None)
+    if head is None:
+        return (
+            f"{type(model).__name__} has no lm_head to quantize to FP8: start without "
+            "SPARKLING_FP8_LM_HEAD."
+        )
+    config = getattr(model, "config", None)
+    others = (p for m in model.modules() if m is not head for p in m.parameters(recurse=False))
+    if getattr(config, "tie_word_embeddings", False) or any(p is head.weight for p in others):
+        return (
+            "The checkpoint ties lm_head to the word embeddings, which need BF16: start without "
+            "SPARKLING_FP8_LM_HEAD."
+        )
+    if getattr(config, "enable_lm_head_fp32", False):
+        return (
+            "The checkpoint asks for a float32 lm_head (enable_lm_head_fp32): start without "
+            "SPARKLING_FP8_LM_HEAD."
+        )
+    return None
+
+
+def _loaded(_result: Any, runner: Any) -> None:
+    """After ``ModelRunner.load_model``: quantize the target's head; the draft gets it later."""
+    if runner.is_draft_worker:
+        return
+    reason = refusal(runner.server_args) or refusal_of_model(runner.model)
+    if reason:
+        raise HeadError(reason)
+    head = runner.model.lm_head
+    before_dtype = status.dtype_name(head.weight.dtype)
+    before, after = quantize_head(head, count=status.current is not None)
+    method = head.quant_method
+    # The wording of the first sentence is the fork's, so one log parser reads both.
+    logger.info(
+        "%s %s -> float8_e4m3fn with %d row scales, %d -> %d bytes, kernel %s.",
+        LOG_LINE,
+        before_dtype,
+        head.weight_scale.numel(),
+        before,
+        after,
+        method.kernel,
+    )
+    if status.current is not None:
+        status.current.update(
+            head={
+                "dtype": status.dtype_name(head.weight.dtype),
+                "bytes_before": before,
+                "bytes_after": after,
+                "kernel": method.kernel,
+            }
+        )
+        status.current.count_head(lambda: int(method.applied))
+
+
+def _checked(_result: Any, args: Any) -> None:
+    """After ``ServerArgs.check_server_args`` in the main process: refuse before anything starts."""
+    reason = refusal(args)
+    if reason:
+        raise SystemExit(f"error: {reason}")
+
+
+def register_main(patches: Patches) -> None:
+    """Refuse contradictory arguments before SGLang starts its other processes."""
+    patches.hook(
+        "fp8-head", "sglang.srt.server_args.ServerArgs.check_server_args", _checked, "after"
+    )
+
+
+def register(patches: Patches) -> None:
+    """Quantize the target's head once its weights are loaded (scheduler process)."""
+    patches.hook(
+        "fp8-head",
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        _loaded,
+        "after",
+    )

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# From a plain machine to the report of an executed suite. Arguments go to `sparkling suite`:
+#   ./scripts/demo.sh --resume                 continue a stopped run
+#   ./scripts/demo.sh --notebook 90_serve      only this one
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+./scripts/setup.sh
+.venv/bin/sparkling tiny > /dev/null
+exec .venv/bin/sparkling suite "$@"

@@ -1,0 +1,343 @@
+"""The whole suite on the cpu lane, once, as a user runs it; every test here looks at that one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(2400)]
+NOTEBOOKS = (
+    "00_start_here",
+    "10_environment",
+    "20_weights",
+    "30_kernels",
+    "40_baseline",
+    "50_humming",
+    "60_fp8_lm_head",
+    "70_nextn",
+    "80_live_evaluation",
+    "90_serve",
+)
+STARTED = ("00_start_here", "40_baseline", "60_fp8_lm_head", "70_nextn", "90_serve")
+KEY = re.compile(rb"sk-[0-9a-f]{48}")
+
+
+class Memory(threading.Thread):
+    """The largest memory of the kernels and of the servers below a process, in bytes (PSS)."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.root, self.over = psutil.Process(pid), threading.Event()
+        self.kernel = self.server = 0
+
+    def run(self) -> None:
+        while not self.over.wait(3.0):
+            kernel = server = 0
+            try:
+                below = self.root.children(recursive=True)
+            except psutil.NoSuchProcess:
+                return
+            for process in below:
+                try:
+                    words = " ".join(process.cmdline())
+                    size = process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+                if "ipykernel" in words:
+                    kernel = max(kernel, size)
+                elif "sglang" in words:
+                    server += size
+            self.kernel, self.server = max(self.kernel, kernel), max(self.server, server)
+
+
+class Done:
+    """A finished run of the suite."""
+
+    def __init__(self, code, said, folder, memory) -> None:
+        self.code, self.said, self.dir, self.memory = code, said, folder, memory
+        self.timings = json.loads((folder / "timings.json").read_text())
+
+    def notebook(self, name):
+        return json.loads((self.dir / "notebooks" / f"{name}.ipynb").read_text())
+
+    def text(self, name) -> str:
+        """All text that the notebook's cells show."""
+        parts = []
+        for cell in self.notebook(name)["cells"]:
+            for output in cell.get("outputs", ()):
+                parts += output.get("text", ())
+                parts += output.get("data", {}).get("text/plain", ())
+                parts.append("\n")
+        return "".join(parts)
+
+
+@pytest.fixture(scope="module")
+def done(root, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("suite") / "runs"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparkling.cli", "suite", "--lane", "cpu"],
+        env=os.environ | {"SPARKLING_RUNS": str(runs)},
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    memory = Memory(process.pid)
+    memory.start()
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        print(line, end="")
+    code = process.wait()
+    memory.over.set()
+    memory.join()
+    (folder,) = [p.parent for p in runs.glob("*/timings.json")]
+    return Done(code, "".join(said), folder, memory)
+
+
+def test_the_exit_code_is_the_truth(done):
+    verdicts = {n["name"]: n["verdict"] for n in done.timings["notebooks"]}
+    assert verdicts == dict.fromkeys(NOTEBOOKS, "ok"), done.said[-3000:]
+    assert done.code == 0
+    assert done.timings["leaks"] == []
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_notebook_ran_to_its_end(done, name):
+    cells = [c for c in done.notebook(name)["cells"] if c["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in cells)
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    shown = done.text(name)
+    for word in ("You will have", "Minutes", "Needs", "Risks", "Undo", "Proved here", "Next"):
+        assert word in shown
+    assert "Traceback" not in shown and "object at 0x" not in shown
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_server_was_started_and_stopped(done, name):
+    shown = done.text(name)
+    assert "is ready at http://127.0.0.1:" in shown
+    assert "The server is stopped, its port free and its memory back." in shown
+
+
+def test_the_weights_are_verified_and_broken_ones_found(done):
+    shown = done.text("20_weights")
+    assert "contents verified by SHA-256" in shown
+    assert "is short by 1 byte:" in shown and "not compared with a checksum" in shown
+    assert "right form but not the right content" in shown
+
+
+def test_the_baseline_is_proved_off_and_measured(done):
+    shown = done.text("40_baseline")
+    assert "Stage baseline: proved" in shown
+    proof = json.loads((done.dir / "40_baseline" / "proof-baseline.json").read_text())
+    assert {v["switch"]: v["state"] for v in proof["verdicts"]} == {
+        "humming": "off",
+        "fp8-head": "off",
+        "nextn": "off",
+    }
+    rows = [json.loads(r) for r in (done.dir / "40_baseline/rows.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if row.get("arm") == "baseline"]
+    assert {row["workload"] for row in measured} == {"short-turn", "long-answer"}
+    assert all(row["complete"] for row in measured) and len(measured) >= 16
+
+
+def test_humming_is_shown_by_a_recording_and_says_so(done):
+    shown = done.text("50_humming")
+    assert "Nothing is started: Humming's kernels are compiled for NVIDIA GPUs" in shown
+    assert "RECORDING — not this machine" in shown
+    assert "--moe-runner-backend" in shown and "flashinfer_mxfp4" in shown
+    assert "nothing was started, so nothing was proved" in shown
+    assert not list((done.dir / "50_humming").glob("proof-*.json"))
+
+
+def test_the_fp8_head_is_live(done):
+    shown = done.text("60_fp8_lm_head")
+    assert "fp8-head  on        ✓ live" in shown
+    assert "float8_e4m3fn" in shown
+
+
+def test_the_draft_contributes(done):
+    shown = done.text("70_nextn")
+    assert "nextn     on        ✓ live" in shown
+    rows = [json.loads(r) for r in (done.dir / "70_nextn/rows.jsonl").read_text().splitlines()]
+    by_text = {}
+    for row in rows:
+        if row.get("arm") == "nextn" and row["spec"]:
+            tokens, rounds = by_text.get(row["workload"], (0, 0))
+            spec = row["spec"]
+            by_text[row["workload"]] = (tokens + spec["tokens"], rounds + spec["rounds"])
+    lengths = {workload: tokens / rounds for workload, (tokens, rounds) in by_text.items()}
+    assert set(lengths) == {"short-turn", "long-answer", "repeated-text"}
+    assert all(1.2 < length < 4 for length in lengths.values()), lengths
+    assert lengths["repeated-text"] > lengths["short-turn"]
+    assert "verification cost" in shown and "The stage before it is not in this run" not in shown
+
+
+def test_the_ladder_is_a_picture(done):
+    cells = done.notebook("80_live_evaluation")["cells"]
+    pictures = [
+        output["data"]["image/png"]
+        for cell in cells
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 1 and len(pictures[0]) > 10_000
+    report = (done.dir / "report.html").read_text()
+    assert "data:image/png;base64," in report
+    for name in NOTEBOOKS:
+        assert f'href="notebooks/{name}.ipynb"' in report
+    assert not re.search(
+        r"""(src|href)=["'](https?:)?//""", report
+    )  # nothing loaded from elsewhere
+
+
+def test_serving_does_its_whole_work(done):
+    shown = done.text("90_serve")
+    assert "refused: 401" in shown
+    assert "thinks:  The question looks" in shown and "answers: A small draft model" in shown
+    assert 'tool_calls get_weather {"city": "Paris"}' in shown
+    assert "Today Paris will stay sunny according to your tool." in shown
+    assert re.search(r"(\d+) tokens in (\d+) pieces", shown)
+    assert "gone: Connect" in shown
+
+
+def test_no_key_was_written_anywhere(done):
+    found = [
+        str(path)
+        for path in done.dir.parent.rglob("*")
+        if path.is_file() and KEY.search(path.read_bytes())
+    ]
+    assert found == []
+
+
+def test_memory_stays_within_its_bounds(done):
+    assert 50e6 < done.memory.kernel < 400e6, done.memory.kernel
+    assert 500e6 < done.memory.server < 4e9, done.memory.server
+
+
+def test_the_final_table_and_the_report_are_named(done):
+    assert "notebook" in done.said and "verdict" in done.said
+    assert done.said.rstrip().endswith(str(done.dir / "report.html"))
+    for name in NOTEBOOKS:
+        assert re.search(rf"^{name} +\d+\.\d +ok$", done.said, re.MULTILINE)
+
+
+def test_the_time_of_each_notebook_is_on_record(done):
+    seconds = {n["name"]: n["seconds"] for n in done.timings["notebooks"]}
+    assert all(value > 0 for value in seconds.values())
+    whole = done.timings["seconds"]
+    assert sum(seconds.values()) <= whole + 1
+    print(f"suite: {whole:.0f} s", {k: round(v) for k, v in seconds.items()})
+
+
+# ----------------------------------------------------------------------- stopped, and continued
+
+
+def suite(root, runs, *arguments, **env):
+    return subprocess.Popen(
+        [sys.executable, "-m", "sparkling.cli", "suite", "--lane", "cpu", *arguments],
+        env=os.environ | {"SPARKLING_RUNS": str(runs)} | env,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def living(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SUITE_RUN_TEST") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def until(what, limit_s: float):
+    deadline = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.2)
+    return found
+
+
+VICTIMS = {
+    "the suite": lambda below, parent: [parent],
+    "papermill": lambda below, parent: [p for p in below if "suite_child" in " ".join(p.cmdline())],
+    "the kernel": lambda below, parent: [p for p in below if "ipykernel" in " ".join(p.cmdline())],
+    "the server": lambda below, parent: [
+        p for p in below if "sglang.launch_server" in " ".join(p.cmdline())
+    ],
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_run_leaves_nothing_and_is_continued(root, tmp_path, victim):
+    runs, mark = tmp_path / "runs", f"{os.getpid()}-{victim}"
+    arguments = ("--notebook", "20_weights", "--notebook", "00_start_here")
+    process = suite(root, runs, *arguments, SUITE_RUN_TEST=mark)
+
+    def loading():
+        return [p for p in living(mark) if "sglang.launch_server" in " ".join(p.cmdline())]
+
+    until(loading, 300)
+    time.sleep(3)
+    (doomed, *_) = VICTIMS[victim](living(mark), psutil.Process(process.pid))
+    doomed.kill()
+    if victim != "the suite":
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 1
+        assert "00_start_here" in said and "report:" in said
+    else:
+        process.wait()
+    until(lambda: not living(mark), 10)
+    again = suite(root, runs, "--resume", *arguments, SUITE_RUN_TEST=mark)
+    said, _ = again.communicate(timeout=900)
+    assert again.returncode == 0, said
+    assert len(list(runs.glob("*/report.html"))) == 1
+    until(lambda: not living(mark), 10)
+
+
+def test_a_wrong_parameter_is_refused_at_once(root, tmp_path):
+    process = suite(root, tmp_path / "runs", "-p", "repeat=3")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said.startswith("error: No notebook of this suite has a parameter 'repeat'")
+    assert len(said.splitlines()) == 1 and not list(tmp_path.glob("runs/*/notebooks"))
+
+
+def test_a_failing_notebook_is_named_and_the_report_still_exists(root, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(
+        [sys.executable, "-m", "sparkling.cli", "tiny", "--dest", str(model)], check=True
+    )
+    shard = model / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    process = suite(
+        root,
+        tmp_path / "runs",
+        "--model",
+        str(model),
+        *("--notebook", "10_environment", "--notebook", "20_weights", "--notebook", "40_baseline"),
+    )
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert re.search(r"20_weights, cell \d+ \(.*weightcheck\.check\(model\)", said)
+    assert "is short by 100 bytes" in said
+    assert re.search(r"^10_environment +\d+\.\d +ok$", said, re.MULTILINE)
+    assert re.search(r"^40_baseline +skipped$", said, re.MULTILINE)
+    (report,) = (tmp_path / "runs").glob("*/report.html")
+    assert "is short by 100 bytes" in report.read_text()
