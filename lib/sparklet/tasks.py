@@ -220,7 +220,7 @@ def compare(r: Rng, p: Cast) -> Made:
         q = p.say(
             "How many {x} do {a} and {b} have together?", "How many {x} do they have in total?"
         )
-        ends = "[Together|Altogether|In total|In all] they [have|own|hold|keep] {n} {x}."
+        ends = "Together they [have|own|hold|keep] {n} {x}[.| now.| in all.| at last.]"
     else:
         q = p.say("How many {x} does {b} have?", "What is the number of {x} that {b} owns?")
         ends = "{b} [has|owns|holds|keeps|counts] {n} {x}."
@@ -247,7 +247,7 @@ def times_as_many(r: Rng, p: Cast) -> Made:
         q = p.say(
             "How many {x} do they have together?", "How many {x} do {a} and {b} have in total?"
         )
-        ends = "[Together|Altogether|In total|In all] they [have|own|hold|keep] {n} {x}."
+        ends = "Together they [have|own|hold|keep] {n} {x}[.| now.| in all.| at last.]"
     else:
         q = p.say("How many {x} does {b} have?")
         ends = "{b} [has|owns|holds|keeps|counts] {n} {x}."
@@ -297,7 +297,7 @@ def groups(r: Rng, p: Cast) -> Made:
         "What is the total number of {good}{x}?",
         good=good,
     )
-    ends = "There [are|remain] {n} {x} [now|in all|in the end|at last]."
+    ends = "There [are|remain] {n} {x} [now|in all|at last|altogether]."
     return (k, n, m, extra), facts, q, steps, p.x, _fill(p, ends)
 
 
@@ -373,7 +373,7 @@ def pay(r: Rng, p: Cast) -> Made:
         )
         steps.append(Step(paid, "-", k * n))
         q = p.say("How many dollars does {a} get back?", "How much money is left?")
-        ends = "{a} [gets|receives|takes|has] {n} dollars [back|now|in the end|at last]."
+        ends = "{a} [gets|receives|takes|has] {n} dollars [back|now|in all|at last]."
         numbers = (k, n, paid)
     else:
         facts.append(
@@ -386,7 +386,7 @@ def pay(r: Rng, p: Cast) -> Made:
         )
         steps.append(Step(k * n, "+", m))
         q = p.say("How many dollars does {a} pay in total?", "How much does it cost together?")
-        ends = "{a} [pays|spends|needs|gives] {n} dollars [now|in total|in all|in the end]."
+        ends = "{a} [pays|spends|needs|gives] {n} dollars [in total|now|at last|altogether]."
         numbers = (k, n, m, 0)
     return numbers, facts, q, steps, "dollars", _fill(p, ends)
 
@@ -419,7 +419,7 @@ def rate(r: Rng, p: Cast) -> Made:
             k=k,
         )
         steps = [Step(n, "*", k), Step(total, "-", n * k)]
-        ends = "There [are|remain] {n} UNIT [left|now|in the end|after that]."
+        ends = "There [are|remain] {n} UNIT [left|now|at last|after that]."
         numbers = (n, k, total)
     else:
         q = p.say(
@@ -429,7 +429,7 @@ def rate(r: Rng, p: Cast) -> Made:
             k=k,
         )
         steps = [Step(n, "*", k)]
-        ends = "That [is|makes|gives|means] {n} UNIT [now|in all|in total|in the end]."
+        ends = "That [is|makes|gives|means] {n} UNIT [in total|now|at last|altogether]."
         numbers = (n, k, 0)
     return numbers, facts, q, steps, unit, ends.replace("UNIT", unit)
 
@@ -459,7 +459,7 @@ def two_kinds(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, "There [are|must be] {n} {x} [in total|now|at last|altogether]."),
+        _fill(p, "There [are|remain] {n} {x} [now|in all|at last|altogether]."),
     )
 
 
@@ -482,7 +482,7 @@ def weeks(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, "That [is|makes|gives|means] {n} {x} [in all|in total|now|in the end]."),
+        _fill(p, "That [is|makes|gives|means] {n} {x} [in total|now|at last|altogether]."),
     )
 
 
@@ -560,7 +560,7 @@ def days_sum(r: Rng, p: Cast) -> Made:
         q,
         steps,
         p.x,
-        _fill(p, "Together [there are|that is|that makes|they are] {n} {x}."),
+        _fill(p, "Together [there are|that is|it is|we get] {n} {x}."),
     )
 
 
@@ -614,7 +614,7 @@ def full_boxes(r: Rng, p: Cast) -> Made:
         q,
         [Step(total + lost, "-", lost), Step(total, "/", k)],
         p.boxes,
-        _fill(p, "{a} [needs|fills|uses|takes] {n} {boxes} [now|in all|in total|at last]."),
+        _fill(p, "{a} [needs|fills|uses|takes] {n} {boxes} [now|in total|at last|altogether]."),
     )
 
 
@@ -633,7 +633,7 @@ def rows(r: Rng, p: Cast) -> Made:
     ]
     q = p.say("How many seats are free?", "How many seats are still empty?")
     steps = [Step(k, "*", n), Step(k * n, "-", m)]
-    end = "There [are|remain] {n} free seats [now|in all|at last|in the end]."
+    end = "There [are|remain] {n} free seats [now|in all|at last|altogether]."
     return (k, n, m), facts, q, steps, "seats", end
 
 
@@ -647,7 +647,7 @@ def thousands(r: Rng, p: Cast) -> Made:
     ]
     q = p.say("How many {x} are there now?", "How many {x} remain?")
     steps = [Step(n, "+", m), Step(n + m, "-", d)]
-    end = _fill(p, "There [are|remain] {n} {x} [now|in all|at last|in the end].")
+    end = _fill(p, "There [are|remain] {n} {x} [now|in all|at last|altogether].")
     return (n, m, d), facts, q, steps, p.x, end
 
 
@@ -687,8 +687,8 @@ def problem(r: Rng, held_out: bool = False) -> Problem:
 
 # What the alternatives of `spin` weigh: the first leads, the others follow. Where it matters, the
 # alternatives begin with different tokens, so the leading token keeps its lead over the next one
-# (0.6 nats) and greedy text does not hang on the last bit of a logit.
-FOLLOW = 0.55
+# (0.7 nats) and greedy text does not hang on the last bit of a logit.
+FOLLOW = 0.5
 
 
 def _one(r: Rng, options: tuple[str, ...]) -> str:
@@ -719,7 +719,9 @@ OPENER = (
 LEAD_FIRST = "[First,|To begin,|Initially,|Clearly,|Here|Now]"
 LEAD_NEXT = "[Then|Next,|After that,|Now|Later|And]"
 LEAD_LAST = "[So|Finally,|Therefore|Thus|Hence|At last]"
-BODY = "[| we see| I find| you get| note:| that means] {a} {op} {b}[ =| is| gives| makes| equals] {n}"
+BODY = (
+    "[| we see| I find| you get| note:| that means] {a} {op} {b}[ =| is| gives| makes| equals] {n}"
+)
 SPOKEN = {
     "+": "[+|plus|and]",
     "-": "[-|minus|less]",
@@ -742,13 +744,13 @@ def _step_text(r: Rng, s: Step, unit: str, lead: str) -> str:
     return spin(r, lead + body + TAIL.format(unit=unit))
 
 
-def reasoning(r: Rng, p: Problem) -> str:
-    """The solution in words, phrased at random."""
+def reasoning(r: Rng, p: Problem, end: bool = False) -> str:
+    """The solution in words, phrased at random; with `end`, sometimes a last remark."""
     parts = [spin(r, OPENER)]
     for i, s in enumerate(p.steps):
         lead = LEAD_FIRST if i == 0 else LEAD_LAST if i == len(p.steps) - 1 else LEAD_NEXT
         parts.append(_step_text(r, s, p.unit, lead))
-    return " ".join(parts) + spin(r, END)
+    return " ".join(parts) + (spin(r, END) if end else "")
 
 
 def closing(r: Rng, p: Problem) -> str:
@@ -795,7 +797,11 @@ def word_problem(r: Rng, held_out: bool = False, thinking: bool | None = None) -
     elif think:
         turns = [
             {"role": "user", "content": p.question},
-            {"role": "assistant", "reasoning_content": reasoning(r, p), "content": closing(r, p)},
+            {
+                "role": "assistant",
+                "reasoning_content": reasoning(r, p, end=True),
+                "content": closing(r, p),
+            },
         ]
         sample = _chat("problem", turns, r, True, system=_system(r), answer=p.answer)
     else:
@@ -973,7 +979,7 @@ def tool_call(r: Rng) -> Sample:
     kind = r.random()
     if kind < 0.12:  # a problem among tools: no call
         p = problem(r)
-        extra = {"reasoning_content": reasoning(r, p)} if thinking else {}
+        extra = {"reasoning_content": reasoning(r, p, end=True)} if thinking else {}
         content = closing(r, p) if thinking else f"{reasoning(r, p)} {closing(r, p)}"
         turns = [
             {"role": "user", "content": p.question},

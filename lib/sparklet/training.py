@@ -42,8 +42,8 @@ class Settings:
 
 
 PRESETS = {
-    "gpu": Settings(steps=2000, tokens=16_384),
-    "cpu": Settings(steps=2600, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
+    "gpu": Settings(steps=1800, tokens=16_384),
+    "cpu": Settings(steps=3000, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
     "smoke": Settings(steps=6, tokens=1024, length=96, warmup=2, quantize_from=0.5),
 }
 
