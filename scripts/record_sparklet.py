@@ -45,12 +45,14 @@ def wait(url: str, deadline: float) -> float:
     raise TimeoutError(f"{url} did not answer within {deadline:.0f} s")
 
 
-def ask(url: str, ids: list[int], sampling: dict[str, Any], logprobs: bool) -> dict[str, Any]:
+def ask(
+    url: str, ids: list[int], sampling: dict[str, Any], logprobs: bool, timeout: float = 300
+) -> dict[str, Any]:
     """One request by token ids; the answer's ids, counters and (greedy) top log-probabilities."""
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling}
     if logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": -1}
-    reply = call(f"{url}/generate", body)
+    reply = call(f"{url}/generate", body, timeout)
     meta = reply["meta_info"]
     row = {
         "prompt": ids,
@@ -73,8 +75,31 @@ def accept_length(rows: list[dict[str, Any]]) -> float | None:
     return sum(len(r["ids"]) - 1 for r in rows) / rounds if rounds else None
 
 
-def record(url: str, model: Path, greedy: int, sampled: int, repeated: int, budget: float) -> dict:
-    """The recording; stops early (and says so) when `budget` seconds are over."""
+KEPT = (
+    "version",
+    "dtype",
+    "device",
+    "quantization",
+    "attention_backend",
+    "moe_runner_backend",
+    "fp8_gemm_backend",
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_num_draft_tokens",
+    "kv_cache_dtype",
+    "random_seed",
+)
+
+
+def record(
+    url: str, model: Path, out: Path, greedy: int, sampled: int, repeated: int, budget: float
+) -> dict[str, Any]:
+    """The recording, written to `out` after every answer; stops when `budget` seconds are over.
+
+    The first sampled request of a GPU server may compile its sampling kernels for minutes: the
+    greedy answers and the repetitive texts come first.
+    """
+    info = call(f"{url}/server_info", timeout=30)
     tok = tokenizer.load(model / "tokenizer.json")
     began = time.monotonic()
     encode = lambda text: tok.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -83,37 +108,64 @@ def record(url: str, model: Path, greedy: int, sampled: int, repeated: int, budg
     warm = {"temperature": 0.6, "top_p": 0.95, "top_k": 29, "max_new_tokens": 160}
     plain = {"temperature": 0, "max_new_tokens": 128}
     work = [("greedy", encode(q), cold, True, p.answer) for q, p, _ in asked[:greedy]]
-    work += [("sampled", encode(q), warm, False, p.answer) for q, p, _ in asked[:sampled]]
     work += [("repeated", encode(q), plain, False, None) for q in evaluate.repetitive(repeated, 23)]
-    rows: dict[str, list[dict[str, Any]]] = {"greedy": [], "sampled": [], "repeated": []}
-    late = False
+    work += [("sampled", encode(q), warm, False, p.answer) for q, p, _ in asked[:sampled]]
+    rows: dict[str, list[dict[str, Any]]] = {"greedy": [], "repeated": [], "sampled": []}
+    made: dict[str, Any] = {}
     for kind, ids, sampling, logprobs, answer in work:
-        if time.monotonic() - began > budget:
-            late = True
+        left = budget - (time.monotonic() - began)
+        if left <= 0:
             break
-        row = ask(url, ids, sampling, logprobs)
+        row = ask(url, ids, sampling, logprobs, timeout=left)
         if answer is not None:
             row["right"] = evaluate.extract(tok.decode(row["ids"])) == answer
         rows[kind].append(row)
-    info = call(f"{url}/server_info")
-    keep = (
-        "version", "model_path", "dtype", "device", "quantization", "attention_backend",
-        "moe_runner_backend", "fp8_gemm_backend", "speculative_algorithm", "speculative_num_steps",
-        "speculative_num_draft_tokens", "kv_cache_dtype", "random_seed",
-    )
-    return {
-        "server": {k: info.get(k) for k in keep},
-        "seconds": round(time.monotonic() - began, 1),
-        "stopped_early": late,
-        "accept_length": {k: accept_length(v) for k, v in rows.items()},
-        "right": {k: sum(r.get("right", 0) for r in rows[k]) for k in ("greedy", "sampled")},
-        "end_token": tokenizer.token_id(tok, chat.END),
-        **rows,
+        made = {
+            "server": {k: info.get(k) for k in KEPT},
+            "seconds": round(time.monotonic() - began, 1),
+            "complete": sum(map(len, rows.values())) == len(work),
+            "accept_length": {k: accept_length(v) for k, v in rows.items()},
+            "right": {k: sum(r.get("right", 0) for r in rows[k]) for k in ("greedy", "sampled")},
+            "end_token": tokenizer.token_id(tok, chat.END),
+            **rows,
+        }
+        out.write_text(json.dumps(made) + "\n")
+    return made
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Greedy texts of two recordings: how many are the same, and for each difference the gap
+    (in nats, smaller of both lanes) between the two tokens chosen where the texts part."""
+    same, gaps = 0, []
+    for x, y in zip(a["greedy"], b["greedy"], strict=False):
+        if x["prompt"] != y["prompt"]:
+            raise ValueError("the recordings do not hold the same prompts")
+        if x["ids"] == y["ids"]:
+            same += 1
+            continue
+        at = next(
+            (i for i, (p, q) in enumerate(zip(x["ids"], y["ids"], strict=False)) if p != q),
+            min(len(x["ids"]), len(y["ids"])),
+        )
+        gap = []
+        for row, mine, other in ((x, x, y), (y, y, x)):
+            top = {token: value for value, token in row["top"][at]}
+            value = top.get(other["ids"][at], float("-inf"))
+            gap.append(top.get(mine["ids"][at], 0.0) - value)
+        gaps.append(round(min(gap), 4))
+    n = min(len(a["greedy"]), len(b["greedy"]))
+    lengths = {
+        k: (a["accept_length"][k], b["accept_length"][k])
+        for k in a["accept_length"]
+        if a["accept_length"][k] and b["accept_length"].get(k)
     }
+    return {"n": n, "same": same, "gaps": gaps, "accept_length": lengths}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("url")
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
@@ -121,13 +173,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sampled", type=int, default=50)
     parser.add_argument("--repeated", type=int, default=16)
     parser.add_argument("--ready", type=float, default=300.0, help="seconds to wait for the server")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds for all requests")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all requests")
     args = parser.parse_args(argv)
     ready = wait(args.url, args.ready)
     print(f"ready after {ready:.0f} s", flush=True)
-    made = record(args.url, args.model, args.greedy, args.sampled, args.repeated, args.budget)
-    args.out.write_text(json.dumps(made) + "\n")
-    print(json.dumps({k: made[k] for k in ("server", "seconds", "accept_length", "right")}, indent=1))
+    made = record(
+        args.url, args.model, args.out, args.greedy, args.sampled, args.repeated, args.budget
+    )
+    print(
+        json.dumps({k: made[k] for k in ("server", "seconds", "accept_length", "right")}, indent=1)
+    )
     return 0
 
 

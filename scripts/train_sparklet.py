@@ -20,7 +20,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 import torch
-from sparklet import evaluate, export, tokenizer, training
+from sparklet import card, evaluate, export, tokenizer, training
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     write = commands.add_parser("export", help="write the model files")
     write.add_argument("run", type=Path)
     write.add_argument("target", type=Path)
+    about = commands.add_parser("card", help="write the model card with measured figures")
+    about.add_argument("model", type=Path, help="exported model with its run's settings.json")
+    about.add_argument("--stored", type=Path, required=True, help="`measure DIR --json`")
+    about.add_argument("--bf16", type=Path, default=None, help="`measure RUN --form bf16 --json`")
     return parser
 
 
@@ -95,9 +99,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"    {args.form}, {time.monotonic() - began:.0f} s", flush=True)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
+    elif args.command == "card":
+        read = lambda path: json.loads(path.read_text()) if path else None  # noqa: E731
+        settings = read(args.model / "settings.json") or {}
+        found = card.figures(read(args.stored), read(args.bf16))
+        (args.model / "README.md").write_text(card.text(settings, found))
     else:
         model, settings = training.load_model(args.run / "state.pt")
         size = export.save(model, args.target, settings)
+        for name in ("settings.json", "losses.jsonl", "loss.svg"):
+            if (args.run / name).exists():
+                (args.target / name).write_text((args.run / name).read_text())
         print(f"{args.target}: {size / 1e6:.2f} MB")
     return 0
 

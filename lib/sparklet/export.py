@@ -54,7 +54,7 @@ def tensors(model: Sparklet) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.dt_bias", module.dt_bias.detach().cpu()
 
 
-def save(model: Sparklet, target: Path, settings: Any = None, measured: dict | None = None) -> int:
+def save(model: Sparklet, target: Path, settings: Any = None) -> int:
     """Writes all files of the model to `target`; returns their size in bytes."""
     target.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]
@@ -70,6 +70,7 @@ def save(model: Sparklet, target: Path, settings: Any = None, measured: dict | N
     for i, shard in enumerate(shards, 1):
         file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, target / file, metadata={"format": "pt"})
+        (target / file).chmod(0o644)  # safetensors writes for the owner only
         index.update(dict.fromkeys(shard, file))
     total = sum(t.numel() * t.element_size() for s in shards for t in s.values())
     tok = tokenizer.build()
@@ -105,7 +106,7 @@ def save(model: Sparklet, target: Path, settings: Any = None, measured: dict | N
     )
     (target / "chat_template.jinja").write_text(chat.TEMPLATE)
     facts = asdict(settings) if settings is not None else {}
-    (target / "README.md").write_text(card.text(facts, measured or {}))
+    (target / "README.md").write_text(card.text(facts, {}))
     return sum(f.stat().st_size for f in target.iterdir())
 
 
