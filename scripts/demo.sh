@@ -5,5 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
-.venv/bin/sparkling tiny > /dev/null
+# The tiny Ling, in a second, where the suite would use it; a checkpoint of your own is left alone.
+.venv/bin/sparkling tiny --if-needed "$@" > /dev/null
 exec .venv/bin/sparkling suite "$@"

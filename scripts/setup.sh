@@ -4,7 +4,8 @@
 #   .venv-server  SGLang on this machine's CPU        (env/server-cpu.txt, two small packages in lib/)
 # Each carries a stamp of what it was made from; an environment whose stamp is missing or old is
 # brought up to date. A set-up that was stopped goes on where it was. Variables:
-#   PYTHON                    the Python to use (default: python3.12, python3.11 or python3)
+#   PYTHON                    the Python to use (default: the one that made .venv, else python3.12,
+#                             python3.11 or python3)
 #   SPARKLING_SERVER_PYTHON   a server environment of your own; .venv-server is then left alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,8 +15,9 @@ say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 find_python() {
-  local name
-  for name in ${PYTHON:-python3.12 python3.11 python3}; do
+  local name made
+  made=$(.venv/bin/python -c 'import sys; print(sys._base_executable)' 2>/dev/null || true)
+  for name in ${PYTHON:-$made python3.12 python3.11 python3}; do
     if "$name" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
         2>/dev/null; then
       command -v "$name"
@@ -151,7 +153,7 @@ done
 
 for name in "${failed[@]}"; do
   log=$logs/${name#.}.log
-  why=$(grep -a '^ERROR\|^error\|No space left' "$log" | tail -1 || true)
+  why=$(grep -a '^ERROR\|^error\|No space left\|Killed' "$log" | tail -1 || true)
   say "error: $name could not be made: ${why:-see the log} (log: $log); run it again to go on." >&2
 done
 [ "${#failed[@]}" -eq 0 ]

@@ -20,7 +20,7 @@ from sparkling.files import Journal
 from sparkling.ladder import Arm, Gain, Ladder, ladder, summarise
 from sparkling.reply import Reply
 from sparkling.wire import Refused, Stalled, Unreachable
-from sparkling.workloads import Prompt, Workload, digest, workloads
+from sparkling.workloads import Prompt, Workload, digest, repeats_of, workloads
 
 SCHEMA = 1
 WARMUP_TOKENS = 32
@@ -126,8 +126,7 @@ def run(
     Raises ServerError when the server stops answering or goes away (rows so far are kept);
     UsageError when `out` holds rows of another machine or is in use.
     """
-    if repeats < 1:
-        raise UsageError(f"A benchmark needs at least one repeat, not {repeats}.")
+    repeats_of({}, repeats)
     client = _client_of(server_or_client)
     facts = _facts(arm, launch)
     out = Path(out)

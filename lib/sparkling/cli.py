@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from sparkling.recipe import Launch, Recipe
 
 INTERRUPTED = 130
-# What a disk says when it, and not we, is the trouble.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -192,7 +189,9 @@ def _phases() -> Callable[[str, float], None]:
 def _stop(args: argparse.Namespace) -> int:
     from sparkling import lane, server
 
-    stopped = server.stop_all(Path(args.runs) if args.runs else lane.runs_folder())
+    if args.runs is not None and not os.path.isdir(args.runs):
+        raise UsageError(f"There is no folder {args.runs!r}, so no server is recorded in it.")
+    stopped = server.stop_all(lane.runs_folder() if args.runs is None else Path(args.runs))
     for line in stopped:
         print(line)
     if not stopped:
@@ -230,13 +229,26 @@ def _doctor(args: argparse.Namespace) -> int:
 def _tiny(args: argparse.Namespace) -> int:
     from sparkling import lane, tiny
 
-    dest = Path(args.dest) if args.dest else lane.detect("cpu").model
+    # Never where SPARKLING_RECIPE or SPARKLING_MODEL point: a checkpoint there is somebody's own.
+    dest = Path(args.dest) if args.dest else lane.tiny_model(lane.find_root())
+    if args.if_needed is not None:
+        used = _lane(_parser().parse_args(["suite", *args.if_needed])).model
+        same = os.path.realpath(used) == os.path.realpath(dest)
+        theirs = used.is_dir() and any(used.iterdir()) and not (used / tiny.MANIFEST).is_file()
+        if theirs or not same:
+            print(f"No tiny Ling is built: the checkpoint is {used}, which is another one.")
+            return 0
     print(tiny.build(dest, seed=args.seed, noise=args.noise, random=args.random))
     return 0
 
 
-def _session(args: argparse.Namespace, name: str) -> Any:
+def _session(args: argparse.Namespace, name: str, stages: Sequence[str]) -> Any:
+    """A session for these stages (none: the ladder), each known to be one that can run here."""
     where = _lane(args)
+    book = _book(where)
+    for stage in stages or book.ladder:  # refuse before there is a run folder
+        book.require(stage, where.kind)
+        book.render(stage, model=where.model, variant=args.variant)
     if not where.server_python.exists():
         raise UsageError(
             f"There is no server environment at {where.server_python}; run ./scripts/setup.sh."
@@ -249,8 +261,7 @@ def _session(args: argparse.Namespace, name: str) -> Any:
 def _prove(args: argparse.Namespace) -> int:
     if args.stage is None:
         return _prove_served(args)
-    session = _session(args, "prove")
-    session.require(args.stage)
+    session = _session(args, "prove", [args.stage])
     from sparkling import show
 
     with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
@@ -278,10 +289,13 @@ class _Stopping:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    session = _session(args, "bench")
+    from sparkling import workloads
+
+    sizes = _book(_lane(args)).sizes
+    workloads.workloads(sizes, args.workload)  # refuse before anything is started
+    workloads.repeats_of(sizes, args.repeats)
+    session = _session(args, "bench", args.stage)
     stages = args.stage or list(session.recipe.ladder)
-    for stage in stages:
-        session.require(stage)  # refuse before anything is started
     with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
         for stage in stages:
             _say(str(session.start(stage, variant=args.variant)))
@@ -325,12 +339,16 @@ def _suite(args: argparse.Namespace) -> int:
     return result.exit_code
 
 
+_REPORTED = ("timings.json", "rows.jsonl", "*/rows.jsonl")
+"""What a run holds when there is something to report of it."""
+
+
 def _run_folder(run: str | None) -> Path:
     from sparkling import lane, store
 
     runs = lane.runs_folder()
     if run is None:
-        newest = store.latest(runs)
+        newest = store.latest(runs, holding=_REPORTED)
         if newest is None:
             raise UsageError(f"There is no run in {runs}; `sparkling suite` makes one.")
         return newest.dir
@@ -445,13 +463,21 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     report = command("report", _report, "write a run's report again and print its path")
-    report.add_argument("run", nargs="?", metavar="RUN", help="a run's id or folder (newest)")
+    report.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run's id or folder (newest measured)"
+    )
 
     tiny = command("tiny", _tiny, "build the tiny Ling checkpoint of the cpu lane")
-    tiny.add_argument("--dest", help="the folder (default: the recipe's)")
+    tiny.add_argument("--dest", help="the folder (default: where the recipe tiny-ling says)")
     tiny.add_argument("--seed", type=int, default=0)
     tiny.add_argument("--noise", type=float, default=0.12, help="how often the draft errs (0.12)")
     tiny.add_argument("--random", action="store_true", help="random weights, for comparisons")
+    tiny.add_argument(
+        "--if-needed",
+        nargs=argparse.REMAINDER,
+        metavar="OPTION",
+        help="only if `sparkling suite` with these options would use it",
+    )
 
     doctor = command("doctor", _doctor, "say what this machine has and lacks")
     _lane_options(doctor)
@@ -465,6 +491,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Never shows a traceback for a user's mistake."""
+    _streams()
     try:
         args = _parser().parse_args(argv)
         code = args.handler(args)
@@ -483,12 +510,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in _DISK:
-            raise
         _flush()
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}.", file=sys.stderr)
+        said = error.strerror or str(error) or type(error).__name__
+        print(f"error: {where}{said}.", file=sys.stderr)
         return 1
+
+
+def _streams() -> None:
+    """Give us somewhere to print where the shell closed it (`>&-`), and let no letter stop us."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as we live)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _flush() -> None:

@@ -67,6 +67,13 @@ def _kv_remedy(match: re.Match[str]) -> str:
 
 RULES: tuple[_Rule, ...] = (
     _rule(
+        # Our plugin's own refusals: one sentence, the remedy after its last colon.
+        "plugin-refused",
+        r"(?:sparkling_sglang: error|\b(?:Draft)?HeadError): (.+): ([^:]+)\.\s*$",
+        r"\1",
+        r"\2",
+    ),
+    _rule(
         "fp8-draft-head",
         r"\"\w+\" not implemented for 'Float8_e4m3fn'",
         "the draft model was given the FP8 LM-head tensor without its scales",

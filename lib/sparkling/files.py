@@ -35,6 +35,32 @@ def os_error(error: OSError, doing: str, path: Path) -> SparklingError:
     )
 
 
+def expanded(text: Path | str) -> Path:
+    """The path with `~` replaced by the home folder. UsageError where there is no such home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{text} begins with a home folder that this machine does not know; write the whole path."
+        ) from None
+
+
+def working_folder() -> Path:
+    """The working directory. UsageError when it was deleted under us."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            f"The working directory cannot be used ({error.strerror or error}); change to another one."
+        ) from None
+
+
+def absolute(text: Path | str) -> Path:
+    """The path, its `~` replaced, taken from the working directory. Raises UsageError."""
+    path = expanded(text)
+    return path if path.is_absolute() else working_folder() / path
+
+
 def plain(value: Any) -> Any:
     """`value` as JSON holds it: paths and others as text, dataclasses as objects, infinities and
     NaN as null."""

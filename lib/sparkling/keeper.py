@@ -19,8 +19,9 @@ SGLang's output goes through the warden into the log, so that a secret can be st
 it reaches the disk: SGLang prints all its arguments, the API key among them. Secrets arrive on the
 pipe and leave in a memory file (memfd); they are in no argument list and in no file.
 
-Protocol: one JSON object on stdin (see `Spec`), then lines `stop SECONDS`; events leave stdout as
-JSON lines: started, lost, log-error, exited, gone, failed.
+Protocol: one JSON object on stdin (`server.Server` writes it), then lines: `stop SECONDS`, and
+`ready` once the server is. Events leave stdout as JSON lines: started, lost, log-error, exited,
+gone, failed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ LOST_GRACE_S = 3.0
 # Orderly stop when the notebook process or the keeper is gone: all must be over within 10 s.
 ORPHAN_GRACE_S = 4.0
 KILL_TIMEOUT_S = 20.0
+WORKER = "sglang::"  # how SGLang's workers rename themselves, once they have imported it
 MARK = "SPARKLING_SERVER_ID"
 # Shared-memory files that SGLang, torch and multiprocessing leave behind when killed.
 SHM_FAMILIES = ("sglang_", "sgl_", "sem.mp-", "torch_", "psm_", "nccl-", "cuda.shm.")
@@ -156,6 +158,15 @@ class Log(threading.Thread):
         self._file = fresh
 
 
+def _is_spawned(pid: int) -> bool:
+    """Whether this is a child of Python's multiprocessing: SGLang's workers begin as such."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"multiprocessing.spawn" in file.read()
+    except OSError:
+        return False
+
+
 def _wakeup() -> int:
     """A file descriptor that becomes readable when a signal arrives."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -186,6 +197,7 @@ class Warden:
         self.reason: str | None = None
         self.kill_at: float | None = None
         self.workers: dict[int, tuple[int, str]] = {}
+        self.unseen: set[int] = set()
         self.shm: set[str] = set()
         self.next_scan = 0.0
         self.scans = 0
@@ -281,6 +293,7 @@ class Warden:
             pgid=self.child.pid,
             warden=procs.identify(me).to_json(),
             offset=self.log.offset,
+            pipe=os.fstat(read).st_ino,
             time=time.time(),
         )
 
@@ -299,6 +312,8 @@ class Warden:
                 words = line.split()
                 if len(words) == 2 and words[0] == "stop":
                     self._stop(float(words[1]), "stopped")
+                elif words == ["ready"]:
+                    self._collect_shm()
         if os.getppid() != self.keeper_pid:
             self.orphaned = True
         if self.orphaned or self.terminated:
@@ -343,22 +358,39 @@ class Warden:
     def _watch_workers(self) -> None:
         for pid, (start, name) in list(self.workers.items()):
             stat = procs.read_stat(pid)
-            if stat is None or stat.start != start or stat.dead:
+            gone = stat is None or stat.start != start
+            if gone or stat.dead:
                 del self.workers[pid]
-                if self.kill_at is None:
-                    self.kill_at = time.monotonic() + LOST_GRACE_S
-                    self.tell(event="lost", pid=pid, name=name)
+                # Before it has its name it is any helper process, which may end in peace; a
+                # signal or an error shows as long as SGLang has not taken notice of it.
+                peaceful = not name.startswith(WORKER) and (gone or stat.exit_code == 0)
+                if not peaceful:
+                    self._lose(pid, name)
         now = time.monotonic()
         if now < self.next_scan:
             return
         # Workers appear while the server starts: look often at first, seldom later.
         self.scans += 1
         self.next_scan = now + (1.0 if self.scans < 120 else 10.0)
+        unseen = set()
         for stat in procs.descendants(self.child.pid):
-            if stat.name.startswith("sglang::") and not stat.dead:
-                self.workers.setdefault(stat.pid, (stat.start, stat.name))
+            named = stat.name.startswith(WORKER)
+            if not stat.dead and (named or _is_spawned(stat.pid)):
+                self.workers[stat.pid] = (stat.start, stat.name)
+            elif stat.dead and stat.ppid == self.child.pid and stat.exit_code & 0x7F:
+                # Killed before it was ever seen alive. SGLang takes notice of its workers only
+                # when all are loaded, but of a helper that it ends itself at once.
+                unseen.add(stat.pid)
+                if stat.pid in self.unseen:
+                    self._lose(stat.pid, stat.name)
+        self.unseen = unseen
         if self.scans % 10 == 0:
             self._collect_shm()
+
+    def _lose(self, pid: int, name: str) -> None:
+        if self.kill_at is None:
+            self.kill_at = time.monotonic() + LOST_GRACE_S
+            self.tell(event="lost", pid=pid, name=name)
 
     def _collect_shm(self) -> None:
         for stat in procs.descendants(os.getpid()):
@@ -507,6 +539,7 @@ class Keeper:
                     server=event["server"],
                     pgid=event["pgid"],
                     warden=event["warden"],
+                    pipe=event["pipe"],
                 )
                 self._save_state()
             self.tell(**event)
@@ -526,6 +559,9 @@ class Keeper:
             words = line.decode("utf-8", "replace").split()
             if len(words) == 2 and words[0] == "stop":
                 self._stop(float(words[1]))
+            elif words == ["ready"]:
+                with contextlib.suppress(OSError):
+                    self.warden.sendall(b"ready\n")
 
     def _notebook_gone(self) -> None:
         self.notebook_open = False

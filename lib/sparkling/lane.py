@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkling.errors import UsageError
+from sparkling.files import absolute, working_folder
 
 KINDS = ("spark", "gpu", "cpu")
 
@@ -84,14 +85,14 @@ def find_root(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> P
     """
     told = env.get("SPARKLING_ROOT", "").strip()
     if told:
-        root = Path(told).expanduser().absolute()
+        root = absolute(told)
         if not _is_root(root):
             raise UsageError(
                 f"SPARKLING_ROOT={told} is not a Sparkling checkout (it has no env/recipes and "
                 "lib/sparkling); point it at the cloned repository or unset it."
             )
         return root
-    for start in (cwd or Path.cwd(), Path(__file__)):
+    for start in (cwd or working_folder(), Path(__file__)):
         here = start.absolute()
         for folder in (here, *here.parents):
             if _is_root(folder):
@@ -217,7 +218,7 @@ def _choose(kind: str, env: Mapping[str, str], probe: Probe) -> tuple[str, str]:
 def _place(env: Mapping[str, str], name: str) -> Path | None:
     told = env.get(name, "").strip()
     # `absolute`, not `resolve`: a virtual environment's python is a link that must stay one.
-    return Path(os.path.normpath(Path(told).expanduser().absolute())) if told else None
+    return Path(os.path.normpath(absolute(told))) if told else None
 
 
 def runs_folder(env: Mapping[str, str] = os.environ) -> Path:
@@ -226,6 +227,17 @@ def runs_folder(env: Mapping[str, str] = os.environ) -> Path:
     `sparkling stop` must work when a recipe is broken or a driver is wedged.
     """
     return _place(env, "SPARKLING_RUNS") or find_root(env) / "runs"
+
+
+def tiny_model(root: Path) -> Path:
+    """Return where the tiny Ling lives: where the cpu lane's own recipe says, whatever is in use.
+
+    Raises:
+        UsageError: that recipe cannot be read.
+    """
+    from sparkling import recipe as recipes
+
+    return recipes.load(RECIPES["cpu"], root=root).model
 
 
 def detect(
@@ -249,7 +261,7 @@ def detect(
     from sparkling import recipe as recipes
 
     chosen, reason = _choose(kind, env, probe)
-    base = Path(root).expanduser().absolute() if root is not None else find_root(env)
+    base = absolute(root) if root is not None else find_root(env)
     told = env.get("SPARKLING_RECIPE", "").strip()
     recipe_path = recipes.locate(told or RECIPES[chosen], root=base)
     # The recipe says where its checkpoint lives: another one slots in through the recipe alone.

@@ -12,7 +12,7 @@ import psutil
 
 from sparkling import _toml
 from sparkling.errors import SparklingError, UsageError
-from sparkling.lane import Lane
+from sparkling.lane import Lane, tiny_model
 
 MEMORY_GIB = {"cpu": 4.0, "gpu": 85.0, "spark": 85.0}
 """Free memory that a server needs. cpu: what the tiny Ling was measured to take at most. spark:
@@ -111,7 +111,11 @@ def _checkpoint(lane: Lane) -> Check:
     from sparkling import weightcheck
 
     need = f"the checkpoint {lane.model.name}"
-    remedy = "run `sparkling tiny`" if lane.kind == "cpu" else "run the notebook 20_weights"
+    remedy = "run the notebook 20_weights"
+    if lane.kind == "cpu":
+        # The tiny Ling is built in its own place only; another one is the user's.
+        ours = lane.model.absolute() == tiny_model(lane.root).absolute()
+        remedy = "run `sparkling tiny`" if ours else "name the folder of a whole checkpoint"
     if not lane.model.is_dir():
         return Check(need, False, "not there", remedy)
     try:

@@ -30,8 +30,9 @@ More, for the notebooks that want it::
 
     nb.lane, nb.recipe, nb.run                     # the plain objects underneath
     nb.server, nb.client                           # the running server (None before start) and a Client
-    nb.launch("nextn")                             # the Launch itself, unchanged by this module
+    nb.launch("nextn")                             # the Launch (the Spark's where unavailable here)
     nb.unavailable("humming")                      # None, or the reason as one sentence
+    nb.require("humming")                          # raises with that reason (for scripts)
     nb.wanted("nextn")                             # the evidence a stage will be asked for
     nb.diff("nextn", against="baseline")          # against any other stage
     nb.ask("What is 17 x 23?", max_tokens=200)     # one streamed request, shown with its timings
@@ -132,9 +133,7 @@ class Session:
 
     def require(self, stage: str) -> None:
         """Raise UsageError when this lane cannot run a stage (or there is none of that name)."""
-        reason = self.unavailable(stage)
-        if reason:
-            raise UsageError(f"Stage {stage!r} cannot run on the {self.lane.kind} lane: {reason}")
+        self.recipe.require(stage, self.lane.kind)
 
     def launch(self, stage: str, *, variant: str | None = None, port: int = 30000) -> Launch:
         """The stage's Launch. Where this lane cannot run it: the Spark's, to look at only."""
@@ -224,11 +223,11 @@ class Session:
 
         Rows go to this notebook's `rows.jsonl`; what is there already is not measured again.
         """
+        chosen = bench.workloads(self.recipe.sizes, workloads)
+        count = bench.repeats_of(self.recipe.sizes, repeats)
         if self._missing:
             return show.note(f"Nothing is measured: {self._missing}")
         running = self._running("measure")
-        chosen = bench.workloads(self.recipe.sizes, workloads)
-        count = repeats or self.recipe.sizes.get("repeats", 3)
         with show.Live(f"Measuring {self.stage}") as live:
             rows = bench.run(
                 running,

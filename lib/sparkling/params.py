@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkling._toml import closest
 from sparkling.errors import UsageError
+from sparkling.workloads import repeats_of, workloads
 
 SET_BY_SUITE = {"lane": "--lane", "run_id": "--run"}
 """Parameters that the suite gives to every notebook which declares them."""
@@ -196,9 +197,20 @@ def assign(
     out: dict[str, dict[str, Any]] = {}
     for notebook, defaults in declared.items():
         mine = {k: v for k, v in suite.items() if k in defaults}
-        mine |= {k: typed(k, defaults[k], v) for k, v in given.items() if k in defaults}
+        mine |= {
+            k: _measurable(k, typed(k, defaults[k], v)) for k, v in given.items() if k in defaults
+        }
         out[notebook] = mine
     return out
+
+
+def _measurable(name: str, value: Any) -> Any:
+    """`value`, once what it says to measure exists: better told now than after a server's start."""
+    if name == "workloads":
+        workloads({}, value)
+    elif name == "repeats":
+        repeats_of({}, value)
+    return value
 
 
 def load_notebook(path: Path) -> dict[str, Any]:

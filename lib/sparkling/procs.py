@@ -30,6 +30,8 @@ class Stat:
     pgrp: int
     session: int
     start: int
+    exit_code: int = 0
+    """Of a zombie: as wait(2) reports it, 0 also where this user may not see it."""
 
     @property
     def dead(self) -> bool:
@@ -76,9 +78,9 @@ def read_stat(pid: int) -> Stat | None:
         # The name may hold spaces and brackets: everything is counted from the last ")".
         head, tail = raw[: raw.rindex(b")")], raw[raw.rindex(b")") + 1 :].split()
         name = head[head.index(b"(") + 1 :].decode("utf-8", "replace")
-        return Stat(
-            pid, name, tail[0].decode(), int(tail[1]), int(tail[2]), int(tail[3]), int(tail[19])
-        )
+        ppid, pgrp, session, start = (int(tail[i]) for i in (1, 2, 3, 19))
+        code = int(tail[49]) if len(tail) > 49 else 0
+        return Stat(pid, name, tail[0].decode(), ppid, pgrp, session, start, code)
     except (OSError, ValueError, IndexError):
         return None
 
@@ -156,8 +158,9 @@ def descendants(root: int, processes: dict[int, Stat] | None = None) -> list[Sta
 def marked(name: str, value: str) -> list[Identity]:
     """Living processes of this user whose environment holds `name=value`.
 
-    The environment is inherited through double forks, new sessions and renaming, so this finds
-    what a walk of the process tree can no longer reach.
+    The environment is inherited through double forks and new sessions, so this finds what a walk
+    of the process tree can no longer reach; but a program that renames itself (setproctitle) may
+    overwrite it: see `grouped` and `holding`.
     """
     needle = f"{name}={value}".encode()
     found = []
@@ -171,6 +174,38 @@ def marked(name: str, value: str) -> list[Identity]:
             continue
         if needle in environment:
             found.append(Identity(pid, stat.start, boot_id()))
+    return found
+
+
+def grouped(session: int, group: int, boot: str, since: int) -> list[Identity]:
+    """Living processes of one session and process group that are not older than `since` ticks.
+
+    Both numbers stay reserved while any member lives, so all members are of one origin; a later
+    owner of both numbers at once would have to have been given them in the same combination.
+    """
+    if boot != boot_id():
+        return []
+    return [
+        Identity(stat.pid, stat.start, boot)
+        for stat in table().values()
+        if stat.session == session and stat.pgrp == group and stat.start >= since and not stat.dead
+    ]
+
+
+def holding(target: str) -> list[Identity]:
+    """Living processes of this user that have `target` open, as in "pipe:[1234]"."""
+    found, boot = [], boot_id()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        folder = f"/proc/{entry}/fd"
+        try:
+            links = [os.readlink(f"{folder}/{handle}") for handle in os.listdir(folder)]
+        except OSError:
+            continue
+        stat = read_stat(int(entry))
+        if target in links and stat is not None and not stat.dead:
+            found.append(Identity(stat.pid, stat.start, boot))
     return found
 
 

@@ -54,6 +54,7 @@ from sparkling import _flags, _rules
 from sparkling._rules import SWITCHES, Settings
 from sparkling._toml import Table, closest, read, sentence
 from sparkling.errors import UsageError
+from sparkling.files import absolute, expanded
 
 SCHEMA = 1
 MODULE = "sglang.launch_server"
@@ -299,6 +300,12 @@ class Recipe:
             here = self.stages[here.parent] if here.parent else None
         return None
 
+    def require(self, stage: str, lane: str) -> None:
+        """Raise UsageError when the lane called `lane` cannot run `stage`, or there is none."""
+        reason = self.available(stage)
+        if reason:
+            raise UsageError(f"Stage {stage!r} cannot run on the {lane} lane: {reason}")
+
     def settings(self, stage: str, variant: str | None = None) -> Settings:
         """Return the flags and variables of a stage, checked. Raises UsageError."""
         reason = self.available(stage)
@@ -416,7 +423,7 @@ def locate(path_or_name: Path | str, *, root: Path | None = None) -> Path:
     """
     text = str(path_or_name)
     if isinstance(path_or_name, Path) or text.endswith(".toml") or "/" in text:
-        return Path(text).expanduser().absolute()
+        return absolute(text)
     folder = (root or _root()) / "env" / "recipes"
     names = sorted(p.stem for p in folder.glob("*.toml"))
     if text not in names:
@@ -515,7 +522,7 @@ class _Loader:
         return value
 
     def _model(self) -> Path:
-        place = Path(self.top.take("model", str)).expanduser()
+        place = expanded(self.top.take("model", str))
         return place if place.is_absolute() else self.root / place
 
     def _served_name(self) -> str:

@@ -92,16 +92,24 @@ def _head(run: Run, timings: Mapping[str, Any]) -> str:
     line = f"Run {run.id} · {lane} lane · {began}"
     if not timings:
         return f"<h1>Sparkling</h1><p class='dim'>{esc(line)}</p>"
+    try:
+        said, css = _outcome(timings)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        said, css = "timings.json is damaged: how the notebooks ended is not known.", "bad"
+    return (
+        f"<h1>Sparkling</h1><p class='dim'>{esc(line)}</p><p class='{css}'><b>{esc(said)}</b></p>"
+    )
+
+
+def _outcome(timings: Mapping[str, Any]) -> tuple[str, str]:
+    """How the suite ended, as one sentence and its style."""
     names = timings["notebooks"]
     good = sum(n["verdict"] in GOOD for n in names)
     state, css = (
         ("everything passed", "good") if timings["ok"] else ("NOT everything passed", "bad")
     )
-    return (
-        f"<h1>Sparkling</h1><p class='dim'>{esc(line)}</p>"
-        f"<p class='{css}'><b>{good} of {len(names)} notebooks ran to their end in "
-        f"{clock(timings['seconds'])}; {state}.</b></p>"
-    )
+    took = clock(timings["seconds"])
+    return f"{good} of {len(names)} notebooks ran to their end in {took}; {state}.", css
 
 
 def ladder_rows(run: Run) -> list[dict[str, Any]]:

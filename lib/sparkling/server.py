@@ -370,6 +370,7 @@ class Server:
         self.offset = 0
         self._identity: procs.Identity | None = None
         self._warden: procs.Identity | None = None
+        self._pipe = 0
         self._began = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -499,6 +500,11 @@ class Server:
                     continue
                 self._on_event(event)
 
+    def _tell(self, command: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._keeper.stdin.write(command.encode() + b"\n")
+            self._keeper.stdin.flush()
+
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
         if kind == "started":
@@ -506,6 +512,7 @@ class Server:
             self._warden = procs.Identity.from_json(event["warden"])
             self.pid = event["server"]["pid"]
             self.offset = event["offset"]
+            self._pipe = event["pipe"]
             self.started = event["time"]
         elif kind == "lost":
             self._lost = event
@@ -529,6 +536,11 @@ class Server:
         if not self.log.exists():
             return []
         return list(_log.parse(self.log, offset=self.offset))
+
+    def processes(self) -> list[procs.Identity]:
+        """Every living process of the server, its workers included."""
+        found = _members(self.id, self._keeper.pid, self._identity, self._pipe)
+        return [one for one in found if one != self._warden]
 
     def tail(self, n: int = 20) -> list[str]:
         """The last `n` lines of this start's output; of progress bars only the last state."""
@@ -583,6 +595,8 @@ class Server:
             self.stop()
             raise
         self.ready_seconds = time.monotonic() - self._began
+        # All shared memory exists now: the warden notes what to remove if all of it is killed.
+        self._tell("ready")
 
     def generate_one(self, timeout_s: float) -> None:
         """Have one token generated.
@@ -621,9 +635,7 @@ class Server:
             self._hear()
             available = procs.memory_available()
             grace = min(self._grace_s, max(timeout_s - 5.0, timeout_s / 2))
-            with contextlib.suppress(OSError, ValueError):
-                self._keeper.stdin.write(f"stop {grace}\n".encode())
-                self._keeper.stdin.flush()
+            self._tell(f"stop {grace}")
             deadline = time.monotonic() + timeout_s
             while self._keeper.poll() is None and time.monotonic() < deadline:
                 self._hear(0.1)
@@ -655,7 +667,8 @@ class Server:
         """What is left of the server, after killing it. Normally nothing is."""
         # Without its keeper the warden still stops the server in order: give it the time.
         wardens = [self._warden] if self._warden else []
-        left = procs.wait_gone(wardens, 10.0) + procs.marked(MARK, self.id)
+        left = procs.wait_gone(wardens, 10.0)
+        left += [one for one in self.processes() if one not in left]
         for one in left:
             procs.send(one, signal.SIGKILL)
         return procs.wait_gone(left, timeout_s)
@@ -680,6 +693,23 @@ class Server:
             elif time.monotonic() - last_gain > 1.0:
                 return
             time.sleep(0.1)
+
+
+def _members(
+    mark: object, session: int | None, main: procs.Identity | None, pipe: object
+) -> list[procs.Identity]:
+    """Living processes of one server, by what they have in common whatever became of their parents.
+
+    Its mark in the environment, its process group (led by the main process, in the keeper's
+    session), or its output pipe, whose reading end is the warden's.
+    """
+    found = procs.marked(MARK, mark) if isinstance(mark, str) and mark else []
+    if main is None or main.boot != procs.boot_id():
+        return found
+    others = procs.grouped(session, main.pid, main.boot, main.start) if session else []
+    if type(pipe) is int and pipe > 0:
+        others += procs.holding(f"pipe:[{pipe}]")
+    return found + [one for one in dict.fromkeys(others) if one not in found]
 
 
 def _on_cpu(argv: tuple[str, ...]) -> bool:
@@ -997,9 +1027,9 @@ def _stop_recorded(record: dict[str, Any], timeout_s: float) -> tuple[bool, list
     )
     mark = record.get("id")
     everyone = [one for one in (keeper, warden, main) if procs.is_alive(one)]
-    if isinstance(mark, str) and mark:
-        # Its workers may have outlived all three.
-        everyone += [one for one in procs.marked(MARK, mark) if one not in everyone]
+    # Its workers may have outlived all three.
+    workers = _members(mark, keeper.pid if keeper else None, main, record.get("pipe"))
+    everyone += [one for one in workers if one not in everyone]
     # The keeper stops the rest in order; without it the warden, without both only the main
     # process knows how to.
     for one in (keeper, warden, main):

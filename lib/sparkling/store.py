@@ -176,13 +176,18 @@ def open_run(
     return run
 
 
-def latest(runs: Path) -> Run | None:
-    """The run that was made last; None if there is none. Folders that are not ours are ignored."""
-    best: tuple[float, str, Path] | None = None
+def latest(runs: Path, holding: Iterable[str] = ()) -> Run | None:
+    """The run that was made last; None if there is none. Folders that are not ours are ignored.
+
+    holding: patterns of files; a run that has one of them comes before any that has none.
+    """
+    wanted = [*holding]
+    best: tuple[bool, float, str, Path] | None = None
     for folder, manifest in _ours(Path(runs)):
-        key = (float(manifest.get("created_s") or 0.0), folder.name, folder)
+        has = any(True for pattern in wanted for _ in folder.glob(pattern))
+        key = (has, float(manifest.get("created_s") or 0.0), folder.name, folder)
         best = max(best, key) if best else key
-    return Run(best[2], None) if best else None
+    return Run(best[3], None) if best else None
 
 
 def list_runs(runs: Path) -> list[Run]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from sparkling.lane import Lane
 from sparkling.params import assign, defaults_of, load_notebook
 from sparkling.suite_result import CellTime, NotebookResult, SuiteResult
 from sparkling.suite_run import Pass, Progress
-from sparkling.tidy import SCRATCH, leaks
+from sparkling.tidy import leaks
 
 CELL_S = 600.0
 """Seconds a cell may take where the recipe does not say."""
@@ -94,7 +92,6 @@ def run_suite(
         progress or (lambda _line: None),
     )
     with _sole(run.dir):
-        _sweep(run.dir)
         result = suite.run(keep=resume)
     if record_minutes:
         done = {n.name: n.seconds for n in result.notebooks if n.verdict == "ok"}
@@ -128,17 +125,6 @@ def _sole(run_dir: Path) -> Iterator[None]:
                 "a new run (leave out --resume and --run)."
             ) from None
         yield
-
-
-def _sweep(mine: Path) -> None:
-    """Remove temporary folders of suites that were killed: those of this run, whose lock we hold,
-    and those of runs beside it whose lock is free."""
-    for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        run_dir = mine.parent / scratch.name.removeprefix(SCRATCH).rpartition("-")[0]
-        with contextlib.suppress(OSError), open(run_dir / "suite.lock", "rb") as lock:
-            if run_dir != mine:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 __all__ = [

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +77,9 @@ class Pass:
         began = time.monotonic()
         if keep:
             self._keep_done()
-        scratch = Path(tempfile.mkdtemp(prefix=f"{tidy.SCRATCH}{self.dir.name}-"))
+        scratch = self.dir / tidy.SCRATCH
+        shutil.rmtree(scratch, ignore_errors=True)  # of a suite that was killed
+        scratch.mkdir()
         try:
             with self._signals():
                 for i, (path, mine) in enumerate(zip(self.chosen, self.results, strict=True)):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ MARK = "SPARKLING_SUITE_RUN"
 """Environment variable that a suite gives to everything it starts: the folder of its run. It is
 inherited through double forks and new sessions, so it finds what no process tree shows."""
 
-SCRATCH = "sparkling-"
-"""Prefix of the suite's temporary folders."""
+SCRATCH = ".scratch"
+"""The suite's temporary folder, inside its run's folder."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -78,11 +77,8 @@ def leaks(run: Any) -> list[str]:
     run_dir = Path(getattr(run, "dir", run)).absolute()
     found = [f"process {describe(who.pid)} still runs" for who in marked(run_dir)]
     found += _servers(run_dir)
-    places = {Path(tempfile.gettempdir()), Path("/tmp")}
-    for place in sorted(places):
-        found += [
-            f"temporary folder {path}" for path in sorted(place.glob(f"{SCRATCH}{run_dir.name}-*"))
-        ]
+    if (run_dir / SCRATCH).exists():
+        found.append(f"temporary folder {run_dir / SCRATCH}")
     return found
 
 

@@ -124,6 +124,14 @@ def workloads(sizes: Mapping[str, int], names: Sequence[str] | None = None) -> l
     return [made[name] for name in (names or NAMES)]
 
 
+def repeats_of(sizes: Mapping[str, int], given: int | None = None) -> int:
+    """How often to measure: as given, else as the recipe's sizes say, else 3. UsageError below 1."""
+    count = sizes.get("repeats", 3) if given is None else given
+    if count < 1:
+        raise UsageError(f"A benchmark needs at least one repeat, not {count}.")
+    return count
+
+
 def _all(s: Mapping[str, int]) -> list[Workload]:
     n = s["prompts"]
     return [

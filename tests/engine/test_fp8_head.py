@@ -144,7 +144,9 @@ def test_contradicting_arguments_stop_the_main_process(changes, said):
     with pytest.raises(SystemExit) as stopped:
         fp8_head._checked(None, arguments(**changes))
     message = str(stopped.value)
-    assert message.startswith("error: ") and said in message and "\n" not in message
+    assert (
+        message.startswith("sparkling_sglang: error: ") and said in message and "\n" not in message
+    )
     assert message.count(". ") == 0 and message.endswith(".")
 
 

@@ -58,19 +58,21 @@ def test_without_a_switch_sglang_keeps_every_function():
     assert out == "True {} set()"
 
 
+@pytest.mark.parametrize("role", ["main", "scheduler"])
 @pytest.mark.parametrize("found", ["0.5.22", "0.5.23.post1", "0.6.0"])
-def test_an_unknown_sglang_is_refused_in_one_line(found, monkeypatch, caplog):
+def test_an_unknown_sglang_is_refused_in_one_line(found, role, monkeypatch, caplog):
     import sglang.version
 
     monkeypatch.setattr(sglang.version, "__version__", found)
     monkeypatch.setenv("SPARKLING_FP8_LM_HEAD", "1")
-    monkeypatch.setattr(plugin, "role", lambda: "scheduler")
+    monkeypatch.setattr(plugin, "role", lambda: role)
     hooks = dict(HookRegistry._hooks)
     with caplog.at_level(logging.WARNING):
         plugin.register()
-    (line,) = caplog.messages
-    assert "\n" not in line and found in line and "0.5.23" in line
     assert dict(HookRegistry._hooks) == hooks
+    assert len(caplog.messages) == (role == "main")
+    for line in caplog.messages:
+        assert "\n" not in line and found in line and "0.5.23" in line
 
 
 def test_the_installed_sglang_is_known():
@@ -95,9 +97,11 @@ def test_in_the_scheduler_every_patch_takes():
         from sglang.srt.layers.attention.linear import kda_backend
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.speculative import draft_utils, eagle_worker_v2
+        from sglang.srt.models.registry import ModelRegistry
         from sparkling_sglang.cpu import kda
         print(json.dumps([
             kept[0].names,
+            sorted(ModelRegistry.models),
             kda_backend.TritonKDAKernel is kda.TorchKDAKernel,
             kda_backend.causal_conv1d_fn.__wrapped__.__module__,
             kda_backend.causal_conv1d_update.__module__,
@@ -106,8 +110,10 @@ def test_in_the_scheduler_every_patch_takes():
         """,
         SGLANG_USE_CPU_ENGINE="1",
         TORCHDYNAMO_DISABLE="1",
+        SGLANG_EXTERNAL_MODEL_PACKAGE="sparkling_sglang.cpu.models",
     )
-    names, same, conv, update, scatter = json.loads(out)
+    names, models, same, conv, update, scatter = json.loads(out)
+    assert models == ["BailingMoeForCausalLMNextN", "BailingMoeV3ForCausalLM"]
     assert {
         "kda",
         "causal-conv",
@@ -125,7 +131,7 @@ def test_in_the_scheduler_every_patch_takes():
 def test_in_the_main_process_the_amx_backend_stays_chosen():
     out = python(
         """
-        import sys
+        import os, sys
         from sglang.srt.plugins import load_plugins
         load_plugins()
         from sglang.srt.arg_groups import attention_hook, overrides
@@ -134,12 +140,13 @@ def test_in_the_main_process_the_amx_backend_stays_chosen():
         print(attention_hook._attention_backend_platform_fallbacks(View()),
               overrides._attention_backend_platform_fallbacks(View()),
               "sglang.srt.managers.scheduler" in sys.modules,
-              "sglang.srt.models.bailing_moe_nextn" in sys.modules)
+              "sglang.srt.models.bailing_moe_nextn" in sys.modules,
+              os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"])
         """,
         SGLANG_USE_CPU_ENGINE="1",
         TORCHDYNAMO_DISABLE="1",
     )
-    assert out == "{} {} False False"
+    assert out == "{} {} False False sparkling_sglang.cpu.models"
 
 
 def test_a_patch_that_does_not_take_ends_the_process(monkeypatch, caplog):

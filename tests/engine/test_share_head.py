@@ -105,7 +105,7 @@ def test_without_the_handover_a_quantized_head_is_reported_as_not_shared(
 def test_a_failed_handover_stops_the_server_with_cause_and_remedy(init_lm_head, kept):
     kind = draft_class()
     kind.set_lm_head_from_target = lambda self, head: None  # as if SGLang no longer called ours
-    with pytest.raises(share_head.HeadNotShared) as stopped:
+    with pytest.raises(share_head.DraftHeadError) as stopped:
         init_lm_head(True)(worker(kind(), quantized()))
     message = str(stopped.value)
     assert "it lacks the scales of the quantized weight" in message

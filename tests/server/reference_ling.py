@@ -23,13 +23,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
-
-if not hasattr(torch.ops.torchvision, "nms"):
-    # PyPI's torchvision expects its compiled operators; beside a CPU torch their schemas do.
-    _schemas = torch.library.Library("torchvision", "DEF")
-    _schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 from transformers import AutoModelForCausalLM
 from transformers.models.bailing_hybrid import modeling_bailing_hybrid as ling
 

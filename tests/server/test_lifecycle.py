@@ -31,7 +31,8 @@ from sparkling import recipe, server
 python, model, log, wait = sys.argv[1:]
 launch = recipe.load("tiny-ling").render("nextn", model=model, port=0)
 running = server.start(launch, python=Path(python), log=Path(log), wait=wait == "ready", deadline_s=400)
-print(json.dumps({"id": running.id, "port": running.port, "warden": running._warden.to_json()}), flush=True)
+people = [running._identity, running._warden, *running.processes()]
+print(json.dumps([running.id, running.port, running._pipe, [p.to_json() for p in people]]), flush=True)
 time.sleep(600)
 """
 
@@ -66,8 +67,15 @@ def begin(
     return make
 
 
-def shared_memory() -> set[str]:
-    return {one for one in os.listdir("/dev/shm") if one.startswith(("sglang_", "sem.mp-", "psm_"))}
+def shared_memory(people: list[procs.Identity]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped (other servers have theirs)."""
+    found = set()
+    for one in people:
+        for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines():
+            if " /dev/shm/" in line and not line.endswith("(deleted)"):
+                found.add(Path(line.split(None, 5)[-1]))
+    assert not people or any(one.name.startswith("sglang_") for one in found)
+    return found
 
 
 def bound(port: int) -> bool:
@@ -80,11 +88,11 @@ def bound(port: int) -> bool:
     return False
 
 
-def left(mark: str, port: int, warden: procs.Identity, own: Path, runs: Path) -> list[str]:
+def left(running: server.Server, own: Path, runs: Path) -> list[str]:
     """What of a server still exists, in words."""
-    found = [f"{one.pid} {procs.read_stat(one.pid)}" for one in procs.marked(server.MARK, mark)]
-    found += ["the warden"] if procs.is_alive(warden) else []
-    found += [f"port {port}"] if bound(port) else []
+    found = [f"{one.pid} {procs.read_stat(one.pid)}" for one in running.processes()]
+    found += ["the warden"] if procs.is_alive(running._warden) else []
+    found += [f"port {running.port}"] if bound(running.port) else []
     found += [str(one) for one in own.rglob("*")]
     return found + [str(one) for one in runs.rglob(f"{server.STATE_FOLDER}/*")]
 
@@ -105,12 +113,12 @@ def named(running: server.Server, name: str) -> procs.Identity:
 def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path
 ) -> None:
-    memory = shared_memory()
     running = begin(api_key=KEY)
+    memory = shared_memory(running.processes())
     secret = KEY.encode()
 
     # Every process of the server, as SGLang renamed them.
-    people = [*procs.marked(server.MARK, running.id), running._warden]
+    people = [*running.processes(), running._warden]
     names = {procs.read_stat(one.pid).name for one in people}
     assert {"sglang::schedul", "sglang::detoken"} <= names
     for one in people:
@@ -148,27 +156,24 @@ def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
 
     # Its detokenizer dies. SGLang itself would wait 65 s before it ends.
     procs.send(named(running, "sglang::detoken"), signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"detokenizer killed: all gone after {took:.1f} s")
     assert not running.alive()
     running.stop()
-    assert shared_memory() <= memory
+    assert not [one for one in memory if one.exists()]
 
 
 def test_a_stopped_server_is_gone_and_its_port_can_be_used_at_once(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path
 ) -> None:
-    memory = shared_memory()
     running = begin("baseline")
-    tree = procs.marked(server.MARK, running.id)
-    assert len(tree) >= 3
+    memory = shared_memory(running.processes())
+    assert len(running.processes()) >= 3
     running.stop()
     # At the moment stop returns, not a little later.
-    assert not left(running.id, running.port, running._warden, own, tmp_path)
-    assert shared_memory() <= memory
+    assert not left(running, own, tmp_path)
+    assert not [one for one in memory if one.exists()]
     assert not bound(running.port)
     assert not [one for one in running.events() if isinstance(one, log.Crash)]
 
@@ -177,22 +182,23 @@ def test_a_stopped_server_is_gone_and_its_port_can_be_used_at_once(
 def test_killing_a_process_of_a_ready_server_leaves_nothing(
     begin: Callable[..., server.Server], own: Path, tmp_path: Path, victim: str
 ) -> None:
-    memory = shared_memory()
     running = begin()
+    memory = shared_memory(running.processes())
     who = {
         "server": running._identity,
         "warden": running._warden,
         "keeper": procs.identify(running._keeper.pid),
     }.get(victim) or named(running, victim)
+    time.sleep(1.0)  # the warden is noting what shared memory to remove
     assert procs.send(who, signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"{victim} killed: all gone after {took:.1f} s")
     running.stop()
     # A killed warden knew of the shared memory; nobody else does.
-    assert victim == "warden" or shared_memory() <= memory
+    assert victim == "warden" or not [one for one in memory if one.exists()]
+    for one in memory:
+        one.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("victim", ["child", "server", "warden", "keeper"])
@@ -213,9 +219,7 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
         "child": procs.identify(procs.descendants(running.pid)[-1].pid),
     }[victim]
     assert procs.send(who, signal.SIGKILL)
-    took, found = seconds_until_nothing_is_left(
-        lambda: left(running.id, running.port, running._warden, own, tmp_path)
-    )
+    took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
     print(f"{victim} killed while loading: all gone after {took:.1f} s")
     with pytest.raises(server.StartFailed):
@@ -226,7 +230,6 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
 def test_killing_the_notebook_leaves_nothing(
     own: Path, model: Path, server_python: Path, tmp_path: Path, moment: str
 ) -> None:
-    memory = shared_memory()
     arguments = [str(server_python), str(model), str(tmp_path / "runs" / "server.log"), moment]
     kernel = subprocess.Popen(
         [sys.executable, "-c", NOTEBOOK, *arguments],
@@ -235,19 +238,31 @@ def test_killing_the_notebook_leaves_nothing(
         env={**os.environ, "TMPDIR": str(own)},
     )
     try:
-        told = json.loads(kernel.stdout.readline())
+        mark, port, pipe, people = json.loads(kernel.stdout.readline())
+        main, warden, *workers = [procs.Identity.from_json(one) for one in people]
+        session = procs.read_stat(warden.pid).session
+
+        def members() -> list[procs.Identity]:
+            found = server._members(mark, session, main, pipe)
+            return [one for one in found if one != warden]
+
         if moment == "loading":
             deadline = time.monotonic() + READY_S
-            while len(procs.marked(server.MARK, told["id"])) < 4 and time.monotonic() < deadline:
+            while len(members()) < 4 and time.monotonic() < deadline:
                 time.sleep(0.1)
+        assert len(members()) >= 3
+        memory = shared_memory(members()) if moment == "ready" else set()
         kernel.kill()
-        warden = procs.Identity.from_json(told["warden"])
-        took, found = seconds_until_nothing_is_left(
-            lambda: left(told["id"], told["port"], warden, own, tmp_path)
-        )
+
+        def remains() -> list[str]:
+            living = [one for one in (*members(), warden, *workers) if procs.is_alive(one)]
+            files = [*own.rglob("*"), *tmp_path.rglob(f"{server.STATE_FOLDER}/*")]
+            return [*map(str, living), *map(str, files), *([f"port {port}"] if bound(port) else [])]
+
+        took, found = seconds_until_nothing_is_left(remains)
         assert not found, found
         print(f"notebook killed while {moment}: all gone after {took:.1f} s")
-        assert moment == "loading" or shared_memory() <= memory
+        assert not [one for one in memory if one.exists()]
     finally:
         kernel.kill()
         kernel.communicate()

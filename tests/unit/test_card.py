@@ -209,7 +209,12 @@ def test_memory_and_disk_follow_the_lane(lane, monkeypatch):
     assert needs.check(["disk"], lane)[0].ok is False
 
 
-def test_a_missing_checkpoint_says_how_to_get_one(lane):
+def test_a_missing_checkpoint_says_how_to_get_one(lane, monkeypatch):
+    monkeypatch.setattr(needs, "tiny_model", lambda root: root / "tiny")
+    (check,) = needs.check(["checkpoint"], lane)
+    assert check.ok is False
+    assert "sparkling tiny" not in check.remedy  # which would not build it there
+    monkeypatch.setattr(needs, "tiny_model", lambda root: lane.model)
     (check,) = needs.check(["checkpoint"], lane)
     assert check.ok is False
     assert "sparkling tiny" in check.remedy

@@ -270,11 +270,65 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
     assert run(capsys, "render", "nextn") == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENAMETOOLONG]
+)
 def test_a_disk_that_refuses_is_one_sentence(monkeypatch, capsys, number):
     raising(monkeypatch, OSError(number, os.strerror(number), "/runs/x"))
     said = refused(capsys, "render", "nextn", code=1)
     assert said == f"/runs/x: {os.strerror(number)}."
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["report", "x" * 300], ["check-notebooks", "x" * 300], ["serve", "nextn", "--model"]],
+)
+def test_a_name_that_is_too_long_is_one_sentence(monkeypatch, capsys, tmp_path, args):
+    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path))
+    monkeypatch.setenv("SPARKLING_MODEL", "")
+    if args[-1] == "--model":
+        args = [*args, "/" + "x" * 300]
+    code, out, err = run(capsys, *args)
+    assert code in (1, 2) and out + err != "" and "File name too long" in out + err
+
+
+@pytest.mark.parametrize("name", ["ROOT", "RUNS", "MODEL", "RECIPE"])
+def test_a_home_that_is_unknown_is_one_sentence(monkeypatch, capsys, name):
+    monkeypatch.setenv(f"SPARKLING_{name}", "~nobody9/x")
+    assert "~nobody9/x begins with a home folder" in refused(capsys, "render", "nextn")
+    monkeypatch.setenv(f"SPARKLING_{name}", "")
+    monkeypatch.setenv("SPARKLING_RECIPE", "")
+    said = refused(capsys, "render", "nextn", "--recipe", "~nobody9/x")
+    assert "~nobody9/x begins with a home folder" in said
+
+
+def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        "import os, sys; from sparkling import cli; os.rmdir(os.getcwd()); "
+        "sys.exit(cli.main(['render', 'nextn']))"
+    )
+    done = subprocess.run([PYTHON, "-c", code], cwd=gone, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: The working directory cannot be used")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_do_no_harm(closed):
+    for args, code in ((["render", "nextn"], 0), (["render", "nope"], 2)):
+        command = f"exec '{PYTHON}' -m sparkling.cli {' '.join(args)} {closed}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_lacks_letters_gets_others(root, tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = sparkling("render", "nextn", "--model", "/models/größe", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/models/gr??e" in done.stdout.replace("'", "")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
@@ -444,6 +498,12 @@ def test_stop(monkeypatch, capsys, root, tmp_path, stopped, said):
     monkeypatch.setenv("SPARKLING_RECIPE", "/broken.toml")  # stop must not care
     assert run(capsys, "stop") == (0, said, "")
     assert asked == [root / "runs", tmp_path, root / "runs"]
+    typo = str(tmp_path / "typo")
+    (tmp_path / "file").touch()
+    assert typo in refused(capsys, "stop", "--runs", typo)
+    refused(capsys, "stop", "--runs", str(tmp_path / "file"))
+    refused(capsys, "stop", "--runs", "")
+    assert len(asked) == 3
 
 
 def test_tiny_builds_where_the_recipe_says(monkeypatch, capsys, root):
@@ -461,6 +521,61 @@ def test_tiny_builds_where_the_recipe_says(monkeypatch, capsys, root):
         (root / ".cache/models/tiny-ling", {"seed": 3, "noise": 0.12, "random": False}),
         (Path("/x"), {"seed": 0, "noise": 0.0, "random": True}),
     ]
+
+
+def copied_recipe(root, folder: Path, model: Path | str) -> Path:
+    """A recipe like the tiny Ling's, of another checkpoint."""
+    path = folder / "mine.toml"
+    text = (root / "env" / "recipes" / "tiny-ling.toml").read_text()
+    path.write_text(text.replace('".cache/models/tiny-ling"', json.dumps(str(model))))
+    return path
+
+
+def test_tiny_never_builds_where_somebody_else_s_checkpoint_is(monkeypatch, capsys, root, tmp_path):
+    asked = []
+    replaced(monkeypatch, "tiny", build=lambda dest, **_: asked.append(dest) or dest, MANIFEST="m")
+    own = root / ".cache/models/tiny-ling"
+    monkeypatch.setenv("SPARKLING_MODEL", str(tmp_path / "trained"))
+    assert run(capsys, "tiny")[0] == 0
+    monkeypatch.delenv("SPARKLING_MODEL")
+    monkeypatch.setenv("SPARKLING_RECIPE", str(copied_recipe(root, tmp_path, "/models/trained")))
+    assert run(capsys, "tiny")[0] == 0
+    assert asked == [own, own]
+
+
+def test_tiny_if_needed_builds_only_what_the_suite_would_use(monkeypatch, capsys, root, tmp_path):
+    from sparkling import lane
+
+    asked = []
+    replaced(monkeypatch, "tiny", build=lambda dest, **_: asked.append(dest) or dest, MANIFEST="m")
+    own = tmp_path / "tiny"
+    monkeypatch.setattr(lane, "tiny_model", lambda root: own)
+    mine = copied_recipe(root, tmp_path, own)  # another recipe of the tiny Ling
+    for name in ("RECIPE", "MODEL"):  # so that what the handler sets is taken back
+        monkeypatch.setenv(f"SPARKLING_{name}", "")
+    suite = ("--resume", "-p", "text=two words")
+    assert run(capsys, "tiny", "--if-needed", "--recipe", str(mine), *suite)[1] == f"{own}\n"
+    monkeypatch.setenv("SPARKLING_RECIPE", "")
+    for given in (("--lane", "spark"), ("--model", "/models/x"), ()):
+        monkeypatch.setenv("SPARKLING_MODEL", "")
+        code, out, _ = run(capsys, "tiny", "--if-needed", *given, *suite)
+        assert code == 0 and out.startswith("No tiny Ling is built: ") and out.count("\n") == 1
+    assert asked == [own]
+    # A trained checkpoint in the tiny Ling's own place is left alone as well.
+    monkeypatch.setenv("SPARKLING_MODEL", str(own))
+    own.mkdir()
+    (own / "config.json").touch()
+    assert run(capsys, "tiny", "--if-needed")[1].startswith("No tiny Ling is built: ")
+    (own / "m").touch()
+    assert run(capsys, "tiny", "--if-needed")[0] == 0 and asked == [own, own]
+
+
+def test_tiny_where_nothing_can_be_built(capsys, tmp_path):
+    (tmp_path / "afile").touch()
+    for dest in (f"{tmp_path}/afile/x", "/proc/x", str(tmp_path / ("x" * 300))):
+        assert dest in refused(capsys, "tiny", "--dest", dest, code=1)
+    said = refused(capsys, "tiny", "--dest", str(tmp_path / "t"), "--seed", "-1")
+    assert said == "seed is -1: give a whole number from 0."
 
 
 class Checks(list):
@@ -523,12 +638,29 @@ def test_report_of_a_run(monkeypatch, capsys, tmp_path):
     assert run(capsys, "report", str(tmp_path / "r1"))[0] == 0
     assert asked == [tmp_path / "r1"] * 2
     assert refused(capsys, "report", "r2") == f"There is no run 'r2' in {tmp_path}."
-    replaced(monkeypatch, "store", latest=lambda runs: None)
+    replaced(monkeypatch, "store", latest=lambda runs, holding: None)
     assert refused(capsys, "report").startswith(f"There is no run in {tmp_path}")
-    replaced(
-        monkeypatch, "store", latest=lambda runs: types.SimpleNamespace(dir=tmp_path / "newest")
-    )
+    newest = types.SimpleNamespace(dir=tmp_path / "newest")
+    replaced(monkeypatch, "store", latest=lambda runs, holding: newest)
     assert run(capsys, "report")[1] == f"{tmp_path}/newest/report.html\n"
+
+
+def test_report_takes_the_newest_run_in_which_there_is_something(monkeypatch, capsys, tmp_path):
+    from sparkling import store
+
+    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path))
+    asked = []
+    replaced(monkeypatch, "report", build=lambda d: asked.append(d.name) or d)
+    for number, name in enumerate(("suite", "bench", "empty")):
+        made = store.open_run(tmp_path, name, notebook="n")
+        made.update({"created_s": number})
+        run(capsys, "report")
+        if name == "suite":
+            (made.dir / "timings.json").write_text("{}")
+        elif name == "bench":
+            made.append("rows", {"arm": "nextn"})
+        run(capsys, "report")
+    assert asked == ["suite", "suite", "suite", "bench", "bench", "bench"]
 
 
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["a.ipynb: cell 3: a shell line"], 1)])
@@ -554,14 +686,15 @@ class Session:
 
     def __init__(self, ladder=("baseline", "fp8-head", "nextn"), fails_at=None) -> None:
         self.asked: list[str] = []
+        self.began = 0
         self.recipe = types.SimpleNamespace(ladder=ladder)
         self.run = types.SimpleNamespace(path=lambda name: Path("/runs/r") / name)
         self.proofs = ["the proof"]
         self.fails_at = fails_at
 
-    def require(self, stage):
-        if stage == "nope":
-            raise UsageError("no stage 'nope'.")
+    def begin(self, name, lane, run_id):
+        self.began += 1
+        return self
 
     def start(self, stage, variant=None):
         self.asked.append(f"start {stage} {variant}")
@@ -587,7 +720,7 @@ class Session:
 @pytest.fixture
 def session(monkeypatch):
     made = Session()
-    replaced(monkeypatch, "notebook", begin=lambda name, lane, run_id: made)
+    replaced(monkeypatch, "notebook", begin=made.begin)
     replaced(monkeypatch, "show", proof=str)
     monkeypatch.setenv("SPARKLING_SERVER_PYTHON", PYTHON)
     return made
@@ -618,8 +751,22 @@ def test_bench_makes_no_ladder_without_a_baseline_to_compare(capsys, session, st
 
 
 def test_bench_refuses_a_wrong_stage_before_it_starts_any(capsys, session):
-    assert refused(capsys, "bench", "baseline", "nope") == "no stage 'nope'."
-    assert session.asked == []
+    assert "has no stage 'nope'" in refused(capsys, "bench", "baseline", "nope")
+    assert "Stage 'humming' cannot run on the cpu lane" in refused(capsys, "bench", "humming")
+    assert session.asked == [] and session.began == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--workload", "shapes"], "There is no workload 'shapes'"),
+        (["--repeats", "0"], "A benchmark needs at least one repeat, not 0."),
+        (["--variant", "yarn"], "has no variant 'yarn'"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure_before_it_starts_any(capsys, session, args, said):
+    assert said in refused(capsys, "bench", "nextn", *args)
+    assert session.asked == [] and session.began == 0
 
 
 def test_bench_measures_nothing_that_is_not_live_and_stops_the_server(capsys, session):
@@ -639,8 +786,9 @@ def test_prove(capsys, session):
 
 
 def test_prove_refuses_what_cannot_run_here_before_it_starts_anything(capsys, session):
-    assert refused(capsys, "prove", "nope") == "no stage 'nope'."
-    assert session.asked == []
+    assert "has no stage 'nope'" in refused(capsys, "prove", "nope")
+    assert "has no variant 'yarn'" in refused(capsys, "prove", "nextn", "--variant", "yarn")
+    assert session.asked == [] and session.began == 0
 
 
 def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):
@@ -700,7 +848,9 @@ def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):
             ["lane"],
             "notebooks params run_id resume cell_timeout_s progress record_minutes",
         ),
-        ("store", "latest", ["runs"], ""),
+        ("store", "latest", ["runs"], "holding"),
+        ("workloads", "workloads", [{}, ["names"]], ""),
+        ("workloads", "repeats_of", [{}, 1], ""),
         ("report", "build", ["folder"], ""),
         ("nbcheck", "check", [["paths"]], ""),
         ("nbcheck", "fix", [["paths"]], ""),

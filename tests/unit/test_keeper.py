@@ -72,12 +72,17 @@ class Notebook:
         }
         self.people["notebook"] = procs.identify(self.process.pid)
 
+    def members(self) -> list[procs.Identity]:
+        keeper, main = self.people["keeper"], self.people["server"]
+        found = server._members(self.id, keeper.pid, main, self.record["pipe"])
+        return [one for one in found if one != self.people["warden"]]
+
     def workers(self) -> list[procs.Identity]:
-        return [one for one in procs.marked(server.MARK, self.id) if one != self.people["server"]]
+        return [one for one in self.members() if one != self.people["server"]]
 
     def left(self) -> list[str]:
         """What of the server still exists, in words."""
-        found = [f"process {one.pid}" for one in procs.marked(server.MARK, self.id)]
+        found = [f"process {one.pid}" for one in self.members()]
         found += [
             f"{name} {self.people[name].pid}"
             for name in ("keeper", "warden", "server")
@@ -91,7 +96,7 @@ class Notebook:
     def end(self) -> None:
         procs.send(self.people["notebook"], signal.SIGKILL)
         wait_until(lambda: not self.left())
-        for one in [*self.people.values(), *procs.marked(server.MARK, self.id)]:
+        for one in [*self.people.values(), *self.members()]:
             procs.send(one, signal.SIGKILL)
         if self.record["fork"]:
             procs.send(procs.identify(self.record["fork"]), signal.SIGKILL)
@@ -187,10 +192,62 @@ def test_killing_keeper_and_warden_at_once_is_cleaned_by_the_stop_command(
     assert wait_until(lambda: not procs.is_alive(notebook.people["server"]))
     assert notebook.workers()
     assert len(server.stop_all(notebook.folder)) == 1
-    assert procs.marked(server.MARK, notebook.id) == []
+    assert notebook.members() == []
     assert not (notebook.folder / server.STATE_FOLDER).exists()
     assert server.free_port(notebook.port) == notebook.port
     assert not notebook.left()
+
+
+def test_a_worker_that_is_killed_before_it_has_its_name_is_missed(
+    begin: Callable[..., Notebook],
+) -> None:
+    notebook = begin("", "--mood", "hang-loading", "--spawn", "60")
+    main = notebook.people["server"]
+    assert wait_until(lambda: len(procs.descendants(main.pid)) == 1)
+    time.sleep(1.7)  # the warden must have seen it to miss it
+    procs.send(procs.identify(procs.descendants(main.pid)[0].pid), signal.SIGKILL)
+    assert wait_until(lambda: not notebook.left()), notebook.left()
+
+
+def test_a_worker_that_is_killed_before_it_is_seen_is_missed(
+    begin: Callable[..., Notebook],
+) -> None:
+    notebook = begin("", "--mood", "stillborn")
+    assert wait_until(lambda: not notebook.left()), notebook.left()
+
+
+def test_a_helper_that_ends_in_peace_is_not_missed(begin: Callable[..., Notebook]) -> None:
+    notebook = begin("wait", "--spawn", "2.5")
+    main = notebook.people["server"]
+    (helper,) = procs.descendants(main.pid)
+    # It ends and stays a zombie, because the fake never waits for it.
+    assert wait_until(lambda: procs.read_stat(helper.pid).dead)
+    time.sleep(keeper.LOST_GRACE_S + 1.5)
+    assert procs.is_alive(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "victim", "removed"),
+    [
+        ("sglang_loads_sparkling_test", "server", True),
+        ("sem.mp-sparkling_test", "keeper", True),
+        ("somebody_elses_sparkling_test", "server", False),
+    ],
+)
+def test_shared_memory_of_a_killed_server_is_removed(
+    begin: Callable[..., Notebook], name: str, victim: str, removed: bool
+) -> None:
+    path = Path("/dev/shm", name)
+    path.unlink(missing_ok=True)
+    try:
+        notebook = begin("wait", "--shm", name)
+        assert path.exists()
+        time.sleep(0.3)  # the note that it is ready must reach the warden
+        procs.send(notebook.people[victim], signal.SIGKILL)
+        assert wait_until(lambda: not notebook.left()), notebook.left()
+        assert path.exists() != removed
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_a_fork_that_holds_the_pipe_does_not_keep_the_server(

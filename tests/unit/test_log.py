@@ -261,6 +261,7 @@ BATCH = "Decode batch, #running-req: 1, accept len: 9.99, accept rate: 1.00, #qu
         READY,
         BATCH,
         f" [2026-01-01 00:00:00] {READY}",
+        f"[2nd attempt] [2026-01-01 00:00:00] {READY}",
         f"[2026-01-01] {READY}",
         f"[2026-01-01 00:00:00] {READY} said the user",
         f"[2026-01-01 00:00:00] INFO:     1.2.3.4:5 - \"GET /{READY.replace(' ', '%20')} HTTP/1.1\" 404 Not Found",

@@ -141,6 +141,16 @@ def test_case_15_quoted_and_harmless_lines_are_not_diagnosed(line: str) -> None:
     assert explain(line) is None
 
 
+def test_source_code_in_a_traceback_is_not_diagnosed() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in f\n'
+        "    raise OSError(\"No module named 'sgl_kernel'\")  # or: No space left on device\n"
+        "ZeroDivisionError: division by zero"
+    )
+    assert found(text).kind == "exception"
+
+
 def test_the_specific_rule_wins_wherever_it_stands() -> None:
     kernel = "ModuleNotFoundError: No module named 'sgl_kernel'"
     worker = STAMP + "Subprocess scheduler_0 (pid=7) crashed with exit code -9."
@@ -185,6 +195,11 @@ def test_the_kernels_out_of_memory_killer_is_named() -> None:
     assert found("x", -9, out_of_memory=True).kind == "oom-killer"
     worker = STAMP + "Subprocess scheduler_0 (pid=7) crashed with exit code -9."
     assert found(worker, -9, out_of_memory=True).kind == "oom-killer"
+    stalled = (
+        STAMP + "Health check failed. Server couldn't get a response from detokenizer for last 20 s"
+    )
+    assert found(stalled, -9, out_of_memory=True).kind == "oom-killer"
+    assert found(stalled, 1, out_of_memory=True).kind == "health"
     # It may have struck elsewhere: a cause of its own stays the cause.
     assert (
         found("ModuleNotFoundError: No module named 'x'", 1, out_of_memory=True).kind == "no-module"

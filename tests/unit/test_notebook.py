@@ -186,6 +186,11 @@ def test_measuring_uses_the_recipe_s_workloads_and_this_notebook_s_file(session,
     assert seen["repeats"] == 2
     assert seen["out"] == session.run.folder / "rows.jsonl"
     assert "Nothing is measured in this run yet" in str(session.ladder())
+    with pytest.raises(UsageError, match="at least one repeat, not 0"):
+        session.measure(repeats=0)
+    with pytest.raises(UsageError, match="no workload 'short'"):
+        session.measure(["short"])
+    assert seen["repeats"] == 2
 
 
 CHILD = """

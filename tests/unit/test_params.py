@@ -110,6 +110,19 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name():
         params.assign(DECLARED, {"zzz": "5"}, {})
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workloads": "short-turn,shapes"}, "There is no workload 'shapes'"),
+        ({"repeats": "0"}, "at least one repeat, not 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, said):
+    declared = {"40_baseline": {"workloads": ["short-turn"], "repeats": 2}}
+    with pytest.raises(UsageError, match=said):
+        params.assign(declared, given, {})
+
+
 def test_what_the_suite_sets_itself_is_refused_with_the_right_option():
     with pytest.raises(UsageError, match="use --run instead"):
         params.assign(DECLARED, {"run_id": "x"}, {})

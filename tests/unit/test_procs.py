@@ -90,6 +90,7 @@ def test_case_29_a_zombie_counts_as_gone() -> None:
         assert not procs.is_alive(who)
         assert procs.wait_gone([who], 0.0) == []
         assert procs.send(who, signal.SIGKILL) is False
+        assert procs.read_stat(process.pid).exit_code == signal.SIGKILL
     finally:
         process.wait()
 
@@ -131,6 +132,44 @@ def test_descendants_and_marks_are_found_through_a_double_fork() -> None:
         process.communicate()
 
 
+def test_a_group_is_found_by_session_and_group_and_age() -> None:
+    code = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdout=subprocess.PIPE,
+        env={},
+        start_new_session=True,
+    )
+    try:
+        process.stdout.readline()
+        process.stdout.readline()
+        leader = procs.identify(process.pid)
+        session = process.pid
+        members = procs.grouped(session, process.pid, leader.boot, leader.start)
+        assert len(members) == 2 and leader in members
+        assert procs.grouped(session, process.pid + 1, leader.boot, leader.start) == []
+        assert procs.grouped(session + 1, process.pid, leader.boot, leader.start) == []
+        assert procs.grouped(session, process.pid, "another boot", leader.start) == []
+        assert procs.grouped(session, process.pid, leader.boot, leader.start + 10**6) == []
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_who_has_a_pipe_open() -> None:
+    read, write = os.pipe()
+    process = subprocess.Popen(["sleep", "60"], stdout=write)
+    os.close(write)
+    try:
+        name = f"pipe:[{os.fstat(read).st_ino}]"
+        assert [one.pid for one in procs.holding(name)] == [process.pid]
+        assert procs.holding("pipe:[0]") == []
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+
+
 def test_who_listens_on_a_port() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -138,7 +177,11 @@ def test_who_listens_on_a_port() -> None:
         assert procs.listeners(port) == []
         listening.listen()
         assert [one.pid for one in procs.listeners(port)] == [os.getpid()]
-    assert procs.listeners(port) == []
+        client = socket.create_connection(("127.0.0.1", port))
+        server, _ = listening.accept()
+    # A connection that is still open on the port is nobody who listens.
+    with client, server:
+        assert procs.listeners(port) == []
 
 
 def test_memory_is_in_bytes() -> None:

@@ -431,3 +431,11 @@ def test_the_flag_list_is_of_the_pinned_version(root):
     assert "ling3" in known.flags["tool-call-parser"].choices
     assert known.flags["cuda-graph-bs-decode"].arity == "+"
     assert "SGLANG_ENABLE_FP8_LM_HEAD" not in known.env
+
+
+def test_every_setting_of_the_tiny_baseline_says_why():
+    tiny = recipe.load("tiny-ling")
+    launch = tiny.render("baseline", model="m")
+    names = {*launch.env, *(word[2:] for word in launch.argv if word.startswith("--"))}
+    given = {"model-path", "served-model-name", "host", "port"}
+    assert names - given - set(tiny.why) - set(tiny.noop) == set()

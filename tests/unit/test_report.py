@@ -146,6 +146,13 @@ def test_a_part_that_cannot_be_made_says_so_in_its_place(run):
     assert "50_humming, cell 4" in page
 
 
+def test_damaged_timings_are_told(run):
+    (run.dir / "timings.json").write_text('{"notebooks":5,"ok":1}')
+    page = report.build(run.dir).read_text()
+    assert "timings.json is damaged" in page
+    assert page.count("This part could not be made") == 1
+
+
 def test_a_run_with_nothing_in_it_has_a_report_too(tmp_path):
     run = open_run(tmp_path / "runs", None)
     page = report.build(run.dir).read_text()

@@ -19,7 +19,9 @@ if [ "$1" = -c ]; then
     *"not in ((3, 11)"*) exit "${FAKE_WRONG_VERSION:-0}" ;;
     *"import venv"*) exit "${FAKE_NO_VENV:-0}" ;;
     *"%d.%d"*) echo 3.11 ;;
+    "import torch") [ -z "${FAKE_NO_TORCH:-}" ] || [ -f "$here/cuda" ]; exit ;;
     "") ;;
+    *_base_executable*) cat "$here/bin/.base" 2>/dev/null ;;
     *) cat "$here/bin/.version" 2>/dev/null || echo "${FAKE_VERSION:-3.11.9} /usr" ;;
   esac
 elif [ "$2" = venv ]; then
@@ -28,16 +30,19 @@ elif [ "$2" = venv ]; then
   rm -rf "$dir" && mkdir -p "$dir/bin"
   cp "$0" "$dir/bin/python"
   echo "${FAKE_VERSION:-3.11.9} /usr" > "$dir/bin/.version"
+  readlink -f "$0" > "$dir/bin/.base"
   echo "command = python -m venv $PWD/$dir" > "$dir/pyvenv.cfg"
-  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\nexit "${FAKE_EXIT:-0}"\n' \
+  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" = tiny ] || exit "${FAKE_EXIT:-0}"\n' \
     > "$dir/bin/sparkling"
   chmod +x "$dir/bin/sparkling"
 elif [ "$3" = --version ]; then
   [ -x "$here/bin/python" ]
 elif [ "$2" = pip ]; then
   echo "pip $(basename "$here") $*" >> "$FAKE_LOG"
+  case "$*" in *" torch=="*) touch "$here/cuda" ;; esac
   echo "Collecting something"
   sleep "${FAKE_SLOW:-0}"
+  [ "${FAKE_KILL:-}" != "$(basename "$here")" ] || kill -9 $$
   if [ "${FAKE_FAIL:-}" = "$(basename "$here")" ]; then
     echo "ERROR: No matching distribution found for nothing==1" >&2
     exit 1
@@ -171,6 +176,19 @@ def test_another_python_means_other_environments(checkout):
     assert [c for c in checkout.calls if c == "venv .venv-server"]
 
 
+def test_the_python_that_made_the_environments_is_used_again(checkout):
+    """Without PYTHON the second run must not find another one first, and start over."""
+    other = checkout.bin / "my-python"
+    other.write_text(FAKE)
+    other.chmod(0o755)
+    checkout.run(PYTHON=str(other), FAKE_VERSION="3.12.1")
+    checkout.forget()
+    # python3.11, first on PATH, calls itself another version; my-python would still be 3.12.1.
+    other.write_text(FAKE.replace("3.11.9", "3.12.1"))
+    assert checkout.run(PYTHON="").returncode == 0
+    assert checkout.calls == []
+
+
 def test_a_moved_checkout_is_made_anew(checkout, tmp_path):
     checkout.run()
     checkout.place = checkout.place.rename(tmp_path / "moved")
@@ -194,6 +212,18 @@ def test_an_own_server_environment_is_respected(checkout):
     done = checkout.run(SPARKLING_SERVER_PYTHON="/some/python")
     assert done.returncode == 0 and ".venv-server is left alone" in done.stdout
     assert not (checkout.place / ".venv-server").exists()
+
+
+def test_a_torch_that_needs_cuda_libraries_gets_them(checkout):
+    assert checkout.run(FAKE_NO_TORCH="1").returncode == 0
+    server = [c for c in checkout.calls if c.startswith("pip .venv-server")]
+    lock = [c for c in server if "--no-deps" in c]
+    (torch,) = [c for c in server if " torch==" in c]
+    assert "--no-deps" not in torch and torch.split()[-1].startswith("torch==2.")
+    assert len(lock) == 2 and server.index(torch) == 1  # then the exact versions once more
+    checkout.forget()
+    assert checkout.run(FAKE_NO_TORCH="1").returncode == 0
+    assert checkout.calls == []
 
 
 def one_sentence(done) -> str:
@@ -238,6 +268,11 @@ def test_a_failed_pip_is_one_sentence_and_the_other_environment_is_kept(checkout
     assert [c for c in checkout.calls if c.startswith(("venv", "done"))] == [f"done {failing}"]
 
 
+def test_a_killed_pip_is_told(checkout):
+    said = one_sentence(checkout.run(FAKE_KILL=".venv"))
+    assert said.startswith("error: .venv could not be made:") and "Killed" in said
+
+
 def wait_for(checkout, *, pips: int) -> None:
     deadline = time.monotonic() + 30
     while sum(call.startswith("pip") for call in checkout.calls) < pips:
@@ -278,8 +313,23 @@ def test_two_set_ups_at_once_do_the_work_once(checkout):
 def test_the_demo_passes_its_arguments_and_its_exit_code_on(checkout):
     done = checkout.run("scripts/demo.sh", "--resume", "-p", "text=two words")
     assert done.returncode == 0
-    assert checkout.calls[-2:] == ["sparkling tiny", "sparkling suite --resume -p text=two words"]
+    given = "--resume -p text=two words"
+    assert checkout.calls[-2:] == [
+        f"sparkling tiny --if-needed {given}",
+        f"sparkling suite {given}",
+    ]
+    checkout.forget()
     assert checkout.run("scripts/demo.sh", FAKE_EXIT="3").returncode == 3
+    assert checkout.calls == ["sparkling tiny --if-needed", "sparkling suite"]
+
+
+def test_a_checkpoint_of_ones_own_is_left_alone(checkout):
+    # Whose checkpoint it is, `sparkling tiny --if-needed` finds out; nothing else may be called.
+    for script in ("scripts/demo.sh", "scripts/test.sh"):
+        checkout.forget()
+        assert checkout.run(script, SPARKLING_MODEL="/models/ling").returncode == 0
+        built = [c for c in checkout.calls if c.startswith("sparkling tiny")]
+        assert len(built) == 1 and built[0].startswith("sparkling tiny --if-needed")
 
 
 def test_a_failed_set_up_stops_the_demo_and_the_tests(checkout):
@@ -295,6 +345,7 @@ def test_all_tests_are_run_in_order_and_the_ci_runs_them(checkout, root):
         assert checkout.run(script).returncode == 0
         call = checkout.calls[-1]
         folders = call.removeprefix("python -m pytest ").removesuffix(" require=1").split()
+        assert folders.pop(0) == "--nbval-lax"
         assert folders[0] == "tests/static" and folders[-1] == "tests/leaks"
         # Every folder of tests is run by the CI, and nothing is named that does not exist.
         there = {f"tests/{p.parent.name}" for p in (root / "tests").glob("*/test_*.py")}

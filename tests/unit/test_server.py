@@ -107,7 +107,7 @@ def test_a_server_starts_answers_and_stops(
         assert (place / server.STATE_FOLDER / f"{running.id}.json").exists()
     assert not running.alive()
     assert "stopped" in repr(running)
-    assert procs.marked(server.MARK, running.id) == []
+    assert running.processes() == []
     assert procs.listeners(running.port) == []
     running.stop()
     # Standard output is in the log, too.
@@ -125,7 +125,7 @@ def test_case_17_stop_takes_the_whole_tree(begin: Callable[..., server.Server]) 
     deadline = time.monotonic() + 20
     while not procs.listeners(running.port + 1) and time.monotonic() < deadline:
         time.sleep(0.05)
-    tree = procs.marked(server.MARK, running.id)
+    tree = running.processes()
     assert len(tree) == 3
     assert procs.listeners(running.port + 1)
     running.stop()
@@ -139,20 +139,20 @@ def test_a_server_that_ignores_the_polite_signal_is_killed(
 ) -> None:
     running = begin("--mood", "stubborn")
     running.stop()
-    assert procs.marked(server.MARK, running.id) == []
+    assert running.processes() == []
 
 
 def test_stop_is_safe_while_the_server_is_loading(begin: Callable[..., server.Server]) -> None:
     running = begin("--mood", "hang-loading", "--tree", wait=False)
     running.stop()
-    assert procs.marked(server.MARK, running.id) == []
+    assert running.processes() == []
 
 
 def test_stop_works_without_the_keepers_help(begin: Callable[..., server.Server]) -> None:
     running = begin("--tree")
     os.kill(running._keeper.pid, signal.SIGKILL)
     running.stop()
-    assert procs.marked(server.MARK, running.id) == []
+    assert running.processes() == []
     assert not procs.is_alive(running._warden)
 
 
@@ -160,7 +160,7 @@ def test_a_stopped_keeper_is_given_up_on(begin: Callable[..., server.Server]) ->
     running = begin("--tree")
     os.kill(running._keeper.pid, signal.SIGSTOP)
     running.stop(timeout_s=2)
-    assert procs.marked(server.MARK, running.id) == []
+    assert running.processes() == []
 
 
 def test_a_fork_of_the_notebook_does_not_stop_its_server(
@@ -385,10 +385,12 @@ def test_a_server_does_not_block_on_its_log(begin: Callable[..., server.Server])
     running = begin("--mood", "flood")
     size = 0
     for _ in range(3):
-        time.sleep(0.2)
-        running.generate_one(30)
+        deadline = time.monotonic() + 30
+        while running.log.stat().st_size <= size and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert running.log.stat().st_size > size
         size = running.log.stat().st_size
+        running.generate_one(60)
     with open(f"/proc/{procs.read_stat(running.pid).ppid}/status") as status:
         resident = next(int(one.split()[1]) for one in status if one.startswith("VmRSS"))
     assert resident < 100_000  # kB: nothing piles up in the warden
@@ -632,7 +634,7 @@ def test_the_api_key_is_demanded_and_nowhere_to_be_seen(
     assert server._status(running.port, "/model_info", {}) == 401
     secret = KEY.encode()
     for one in (
-        *procs.marked(server.MARK, running.id),
+        *running.processes(),
         running._warden,
         procs.identify(running._keeper.pid),
     ):
@@ -711,7 +713,7 @@ def test_stop_all_stops_what_is_recorded(begin: Callable[..., server.Server], pl
         f"Stopped the server on port {one.port} ({one.log})." for one in (first, second)
     )
     for one in (first, second):
-        assert procs.marked(server.MARK, one.id) == []
+        assert one.processes() == []
         assert not one.alive()
     assert server.stop_all(place) == []
 

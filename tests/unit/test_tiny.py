@@ -17,7 +17,7 @@ from sparkling.errors import UsageError
 from tokenizers import Tokenizer
 
 # If this changes, so do all greedy texts and accept lengths of the cpu lane: change it knowingly.
-DIGEST = "20046196df83204e5f78803f360b6546df51da1faa25a59fceded12e43695987"
+DIGEST = "96acd94b7dbf552c03740eca4f62a030a47e44e871b2af54d71254a38ec81d55"
 
 
 @pytest.fixture(scope="session")
@@ -139,10 +139,27 @@ def test_wrong_arguments_get_one_sentence(tmp_path, arguments, says):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_architecture_is_lings(config, weights):
+def test_the_architecture_is_lings(config, weights, tokenizer):
     assert config["architectures"] == ["BailingMoeV3ForCausalLM"]
     assert config["model_type"] == "bailing_hybrid"
     assert (config["num_nextn_predict_layers"], config["routed_scaling_factor"]) == (1, 2.5)
+    wanted = {
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_experts_per_tok": 2,
+        "short_conv_kernel_size": 4,
+        "no_kda_lora": True,
+        "kda_safe_gate": True,
+        "kda_lower_bound": -5.0,
+        "score_function": "sigmoid",
+        "norm_topk_prob": True,
+        "moe_router_enable_expert_bias": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "tie_word_embeddings": False,
+    }
+    assert {key: config[key] for key in wanted} == wanted
+    assert tokenizer.id_to_token(config["eos_token_id"]) == "<|role_end|>"
+    assert tokenizer.id_to_token(config["pad_token_id"]) == "<|endoftext|>"
     kda = [i for i in range(4) if f"model.layers.{i}.attention.A_log" in weights]
     mla = [i for i in range(5) if f"model.layers.{i}.attention.kv_b_proj.weight" in weights]
     assert (kda, mla) == ([0, 1, 2], [3, 4])

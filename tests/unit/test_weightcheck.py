@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -141,6 +142,10 @@ HEADERS = {
     "huge shape": (made({"a": entry(0, 4, (1 << 40, 1 << 40))}, bytes(4)), "needs"),
     "offsets beyond the end": (made({"a": entry(0, 4000, (1000,))}, bytes(4)), "short by 3,996"),
     "length just past the end": (made({"a": entry(0, 4)}, bytes(4), 500), "cut off inside"),
+    "length one byte too many": (
+        made({"a": entry(0, 4)}, bytes(4), len(json.dumps({"a": entry(0, 4)})) + 5),
+        "cut off inside",
+    ),
     "length of zero": (made(b"", b"{}      "), "not JSON"),
 }
 
@@ -207,6 +212,32 @@ def test_no_weights_at_all(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="holds no weights"):
         check(folder)
+
+
+def test_several_files_without_an_index_are_fine_unless_they_are_shards(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "extra.safetensors").write_bytes(whole)
+    assert check(folder).files == 2
+    (folder / "extra.safetensors").unlink()
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    assert check(folder).files == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "size"),
+    [(name, 8, bits) for name, bits in weightcheck._BITS.items()]
+    + [("F6_E3M2", 3, 3), ("F4", 3, 2)],
+)
+def test_the_size_of_every_dtype_is_known(folder, dtype, count, size):
+    """Eight of a kind take as many bytes as one has bits; odd counts are rounded up."""
+    put(folder, made({"a": entry(0, size, (count,), dtype)}, bytes(size)))
+    assert check(folder).tensors == 1
+    put(folder, made({"a": entry(0, size + 1, (count,), dtype)}, bytes(size + 1)))
+    with pytest.raises(WeightsError, match="needs"):
+        check(folder)
+    assert re.search(r"\d+", dtype) is None or weightcheck._BITS[dtype] == int(
+        re.search(r"\d+", dtype)[0]
+    )
 
 
 def test_an_index_is_held_to_its_word(folder):

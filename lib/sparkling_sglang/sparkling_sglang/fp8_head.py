@@ -231,7 +231,7 @@ def _checked(_result: Any, args: Any) -> None:
     """After ``ServerArgs.check_server_args`` in the main process: refuse before anything starts."""
     reason = refusal(args)
     if reason:
-        raise SystemExit(f"error: {reason}")
+        raise SystemExit(f"sparkling_sglang: error: {reason}")
 
 
 def register_main(patches: Patches) -> None:

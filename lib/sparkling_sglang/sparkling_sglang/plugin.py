@@ -76,11 +76,12 @@ def register() -> None:
         return
     from sglang.version import __version__ as found
 
+    here = role()
     reason = refusal(found)
     if reason:
-        logger.warning(reason)
+        if here == "main":  # once, not once per process
+            logger.warning(reason)
         return
-    here = role()
     patches = Patches()
     try:
         if here == "main":

@@ -22,7 +22,7 @@ DRAFT_CLASS = "BailingMoeForCausalLMNextN"
 logger = logging.getLogger("sparkling_sglang")
 
 
-class HeadNotShared(RuntimeError):
+class DraftHeadError(RuntimeError):
     """The draft's LM head is not the target's; the message is one sentence with the remedy."""
 
 
@@ -78,10 +78,10 @@ def _check(strict: bool, worker: Any) -> None:
         return
     sentence = (
         f"The NEXTN draft's lm_head is not the target's: {problem}, so its drafts would not be "
-        "accepted; leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN."
+        "accepted: leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN."
     )
     if strict:
-        raise HeadNotShared(sentence)
+        raise DraftHeadError(sentence)
     logger.warning(sentence)
 
 

@@ -8,9 +8,11 @@ import argparse
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,8 @@ parser.add_argument("--after", type=float, default=1.0, help="seconds or request
 parser.add_argument("--say", help="file whose content is printed while loading")
 parser.add_argument("--code", type=int, default=1)
 parser.add_argument("--tree", action="store_true", help="start workers that resist a stop")
+parser.add_argument("--spawn", type=float, help="start a child of multiprocessing, for so long")
+parser.add_argument("--shm", help="name of a file in /dev/shm to map and to leave behind")
 parser.add_argument("--hold-mb", type=int, default=0)
 args = parser.parse_args()
 
@@ -46,7 +50,13 @@ if args.mood == "stubborn":
 
 
 def rename(name: bytes) -> None:
+    """As setproctitle does it: the new name also overwrites arguments and environment in memory."""
     ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+    with open("/proc/self/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    start, end = int(fields[45]), int(fields[48])  # arg_start, env_end
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, name, len(name))
 
 
 def worker(listen: bool, own_session: bool) -> None:
@@ -78,6 +88,14 @@ if args.tree:
                 worker(listen, own_session)
             os._exit(0)
 
+if args.spawn is not None:
+    # As multiprocessing starts its children: known by these words only. It is never waited for.
+    code = f"'from multiprocessing.spawn import spawn_main'; import time; time.sleep({args.spawn})"
+    subprocess.Popen([sys.executable, "-S", "-c", code])
+if args.mood == "stillborn":
+    # A worker that is killed at once, and that nobody waits for.
+    subprocess.Popen(["sleep", "60"]).kill()
+
 print("a line on standard output", flush=True)
 say(f"server_args={{'model_path': '/m', 'port': {args.port}, 'api_key': {api_key!r}}}")
 say("Load weight begin. avail mem=21.50 GB")
@@ -90,10 +108,15 @@ if args.mood == "crash":
     sys.exit(args.code)
 if args.mood == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
-if args.mood == "hang-loading":
+if args.mood in ("hang-loading", "stillborn"):
     time.sleep(3600)
 if args.mood == "slow-loading":
     time.sleep(args.after)
+
+if args.shm:
+    with open(f"/dev/shm/{args.shm}", "wb+") as file:
+        file.truncate(4096)
+        shared = mmap.mmap(file.fileno(), 4096)
 
 started = time.monotonic()
 served = 0

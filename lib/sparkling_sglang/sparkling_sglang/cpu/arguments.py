@@ -1,8 +1,12 @@
-"""Patches that SGLang's main process needs, where server arguments are resolved."""
+"""What SGLang's main process needs, where server arguments are resolved."""
 
 from __future__ import annotations
 
+import os
+
 from sparkling_sglang.patches import Patches
+
+MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 
 
 def keep_amx_backend(view) -> dict:
@@ -16,8 +20,10 @@ def keep_amx_backend(view) -> dict:
 
 
 def register(patches: Patches) -> None:
+    """Patch this process, and name this lane's models for the processes it starts."""
     patches.hook(
         "attention-backend",
         "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks",
         keep_amx_backend,
     )
+    os.environ.setdefault(MODELS, "sparkling_sglang.cpu.models")
