@@ -417,8 +417,8 @@ def test_an_unknown_name_is_helped(root):
     with pytest.raises(UsageError) as caught:
         load("tiny-lin", root=root)
     assert str(caught.value) == (
-        "recipe 'tiny-lin' is unknown (recipes: ling-3.0-flash, tiny-ling; or give a .toml file); "
-        "did you mean tiny-ling?"
+        "recipe 'tiny-lin' is unknown (recipes: ling-3.0-flash, sparklet, tiny-ling; or give a .toml "
+        "file); did you mean tiny-ling?"
     )
 
 

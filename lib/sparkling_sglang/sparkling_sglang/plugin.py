@@ -51,9 +51,9 @@ def _register_scheduler(patches: Patches, wanted: Switches) -> None:
     from sparkling_sglang import share_head, status
 
     if wanted.cpu_engine:
-        from sparkling_sglang.cpu import model, moe, sampling
+        from sparkling_sglang.cpu import dequant, model, moe, sampling
 
-        for part in (model, moe, sampling):
+        for part in (dequant, model, moe, sampling):
             part.register(patches)
     if wanted.fp8_head:
         from sparkling_sglang import fp8_head

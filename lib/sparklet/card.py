@@ -1,0 +1,91 @@
+"""The model card (README.md of the checkpoint)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def figures(stored: dict[str, Any], unrounded: dict[str, Any] | None = None) -> dict[str, str]:
+    """The card's table from `measure --json` of the stored weights and of the run's own."""
+    s, g, r = stored["sampled"], stored["greedy"], stored["repetition"]
+    low, high = s["interval"]
+    out = {
+        "accuracy, temperature 0.6, top-p 0.95, top-k 29": (
+            f"{100 * s['accuracy']:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {s['n']}"
+        ),
+        "accuracy, greedy": f"{100 * g['accuracy']:.1f} %, n = {g['n']}",
+        "accept length, sampled problems": f"{s['accept_length']:.2f} over {s['rounds']:,} rounds",
+        "accept length, greedy problems": f"{g['accept_length']:.2f} over {g['rounds']:,} rounds",
+        "accept length, repetitive text, greedy": (
+            f"{r['accept_length']:.2f} over {r['rounds']:,} rounds"
+        ),
+        "FP8 head (per row), same top token": (
+            f"{100 * s['head']['agreement']:.2f} % of {s['head']['positions']:,} positions"
+        ),
+        "tool calls exactly right, greedy": f"{stored['tools']['right']} of {stored['tools']['n']}",
+    }
+    if unrounded is not None:
+        u = unrounded["sampled"]
+        out["accuracy of the same weights before rounding (BF16)"] = (
+            f"{100 * u['accuracy']:.1f} %, n = {u['n']}"
+        )
+    kinds = {k: v for k, v in s["by_kind"].items() if not k.startswith("thinking")}
+    share = {k: int(v.split("/")[0]) / int(v.split("/")[1]) for k, v in kinds.items()}
+    worst = sorted(share, key=lambda k: share[k])[:3]
+    out["weakest templates"] = ", ".join(f"{k} {kinds[k]}" for k in worst)
+    return out
+
+
+def text(settings: dict[str, Any], measured: dict[str, str]) -> str:
+    """The card, with the run's settings and the measured figures."""
+    rows = "\n".join(f"| {k} | {v} |" for k, v in settings.items())
+    found = "\n".join(f"| {k} | {v} |" for k, v in measured.items())
+    return f"""---
+license: mit
+language: en
+---
+# Sparklet
+
+A practice model for workshops and tests: ten million parameters with the architecture and the
+on-disk format of Ling-3.0-flash-fp4 (`BailingMoeV3ForCausalLM`: three layers of Kimi Delta
+Attention and one of gated MLA, grouped sigmoid router, MXFP4 experts, FP8 dense weights, one NEXTN
+layer). Stock SGLang serves it on a CUDA GPU with `--moe-runner-backend humming`; on a CPU the
+Sparkling plugin turns its weights into BF16 while loading, without rounding anything.
+
+**It is not a model of Ant Group or inclusionAI**, contains nothing of theirs and is no smaller
+version of Ling. It was trained from random numbers on texts that a generator in this repository
+writes (`lib/sparklet/tasks.py`).
+
+## What it can do
+Word problems of one to three steps, answered with short reasoning and `#### N`, with thinking on or
+off; repeating text and counting; calls of five tools in Ling's XML form (`get_weather`, `set_timer`,
+`convert_money`, `find_shop`, `send_message`); greetings, and stories made of building blocks.
+
+## Limits
+It knows about 800 words; any other word reaches it as single bytes. It knows nothing about the
+world and must not be asked for advice. Its arithmetic is often wrong for products of two two-digit
+numbers and for sums of thousands: a practice model that is always right would teach nothing. How an
+answer is phrased is drawn from alternatives, so sampled text varies and its drafts are accepted less
+often than those of greedy text. Texts longer than about 300 tokens were not trained.
+
+## How it was made
+`python scripts/train_sparklet.py train RUN --preset gpu`, then `export` (`settings.json`,
+`losses.jsonl`, `loss.svg`). Target and draft are trained together; the last part of the run computes
+with the stored formats' roundings. The same seed gives the same weights on the same machine.
+
+| setting | value |
+|---|---|
+{rows}
+
+## Measured, on problems never trained on
+By `python scripts/train_sparklet.py measure DIR --n 1024`, which replays its own texts: for a chain
+of deterministic drafts that gives the accept length a server would have had. Accept length is the
+sum of tokens over the sum of rounds, the first token of each answer left out.
+
+| figure | value |
+|---|---|
+{found}
+
+## Licence
+MIT, like the repository.
+"""
