@@ -1,6 +1,6 @@
-"""The tests of `tests/engine`, run by the server environment's Python, each reported here as one.
+"""The tests of `tests/engine` and `tests/sparklet`, run by the server environment's Python.
 
-They need torch and SGLang, which the notebook environment must not have. One process of the server
+Each is reported here as one. They need torch and SGLang, which the notebook environment must not have. One process of the server
 environment runs those that were selected; this module waits for each one's outcome in turn.
 """
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(
     os.environ.get("SPARKLING_SERVER_PYTHON", "").strip() or ROOT / ".venv-server/bin/python"
 )
+FOLDERS = ("tests/engine", "tests/sparklet")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 if not any((ROOT / "tests" / "engine").glob("test_*.py")):
     pytest.skip("there are no tests in tests/engine", allow_module_level=True)
@@ -33,16 +34,16 @@ def collected() -> list[str]:
     if not os.access(PYTHON, os.X_OK):
         return ["tests/engine"]
     done = subprocess.run(
-        command("--collect-only", "tests/engine"), cwd=ROOT, capture_output=True, text=True
+        command("--collect-only", *FOLDERS), cwd=ROOT, capture_output=True, text=True
     )
-    ids = [line for line in done.stdout.splitlines() if line.startswith("tests/engine/")]
+    ids = [line for line in done.stdout.splitlines() if line.startswith(FOLDERS)]
     return ids if done.returncode == 0 and ids else ["tests/engine"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine_test" in metafunc.fixturenames:
         ids = collected()
-        names = [i.removeprefix("tests/engine/") for i in ids]
+        names = [i.removeprefix("tests/") for i in ids]
         metafunc.parametrize("engine_test", ids, ids=names)
 
 

@@ -62,7 +62,10 @@ def test_nothing_private_is_committed(root, committed):
 
 
 def test_no_file_is_large_and_no_data_set_is_committed(root, committed):
-    large = [p.name for p in committed if p.stat().st_size > 2_000_000]
+    # The practice model's weights are the one exception; its issue bounds them by 10 MB in all.
+    model = [p for p in committed if p.is_relative_to(root / "models" / "sparklet")]
+    assert sum(p.stat().st_size for p in model) <= 10_000_000
+    large = [p.name for p in committed if p.stat().st_size > 2_000_000 and p not in model]
     assert large == []
     assert [p.name for p in committed if "gsm8k" in p.name.lower() and p.suffix != ".py"] == []
 
