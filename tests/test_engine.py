@@ -1,7 +1,8 @@
 """The tests of `tests/engine` and `tests/sparklet`, run by the server environment's Python.
 
-Each is reported here as one. They need torch and SGLang, which the notebook environment must not have. One process of the server
-environment runs those that were selected; this module waits for each one's outcome in turn.
+They need torch and SGLang, which the notebook environment must not have. One process of the server
+environment runs those that were selected; this module waits for each one's outcome in turn and
+reports it as a test of its own.
 """
 
 from __future__ import annotations
