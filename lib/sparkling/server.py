@@ -646,7 +646,8 @@ class Server:
                 # Its warden sees the end of the socket and buries everything.
                 self._keeper.kill()
                 self._keeper.wait()
-            while not self._keeper.stdout.closed:
+            last_words = time.monotonic() + 5.0
+            while not self._keeper.stdout.closed and time.monotonic() < last_words:
                 self._hear(0.1)
             with contextlib.suppress(OSError):
                 self._keeper.stdin.close()
