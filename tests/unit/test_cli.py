@@ -200,7 +200,7 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (
             ["render", "nextn", "--recipe", "qwen"],
-            "recipe 'qwen' is unknown (recipes: ling-3.0-flash, tiny-ling; or give a .toml file).",
+            "recipe 'qwen' is unknown (recipes: ling-3.0-flash, sparklet, tiny-ling; or give a .toml file).",
         ),
         (["render", "nextn", "--recipe", "/no/such.toml"], "/no/such.toml: there is no such file."),
         (["render", "nextn", "--diff", "base"], None),
