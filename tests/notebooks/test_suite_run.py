@@ -181,7 +181,7 @@ def test_the_draft_contributes(done):
     assert set(lengths) == {"short-turn", "long-answer", "repeated-text"}
     assert all(1.2 < length < 4 for length in lengths.values()), lengths
     assert lengths["repeated-text"] > lengths["short-turn"]
-    assert "verification cost" in shown and "The stage before it is not in this run" not in shown
+    assert "verification cost" in shown and "This run has no prompt" not in shown
 
 
 def test_the_ladder_is_a_picture(done):
