@@ -140,6 +140,19 @@ def test_a_server_that_ignores_the_polite_signal_is_killed(
     running = begin("--mood", "stubborn")
     running.stop()
     assert running.processes() == []
+    # The warden did it, after the grace; the keeper did not have to end the warden.
+    assert running._ended["reason"] == "stopped"
+
+
+def test_the_server_gets_signals_that_its_keeper_ignores(
+    begin: Callable[..., server.Server],
+) -> None:
+    running = begin("--mood", "hang-loading", wait=False)
+    with open(f"/proc/{running.pid}/status") as status:
+        masks = dict(one.split(":", 1) for one in status if one.startswith("Sig"))
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        for name in ("SigIgn", "SigBlk"):
+            assert not int(masks[name], 16) & 1 << (number - 1), (number, name)
 
 
 def test_stop_is_safe_while_the_server_is_loading(begin: Callable[..., server.Server]) -> None:
@@ -271,6 +284,14 @@ def test_case_11_not_ready_before_the_server_says_it_is_healthy(
     begin: Callable[..., server.Server],
 ) -> None:
     running = begin("--mood", "late-health", "--after", "1.5")
+    assert running.ready_seconds > 1.5
+
+
+def test_case_11_not_ready_before_its_own_warm_up_is_over(
+    begin: Callable[..., server.Server],
+) -> None:
+    # Our token came, but SGLang's own warm-up may still fail and end the server.
+    running = begin("--mood", "late-ready", "--after", "1.5")
     assert running.ready_seconds > 1.5
 
 

@@ -150,7 +150,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path in ("/health", "/ready"):
-            self.answer(200 if self.warm() else 503)
+            up = self.warm() and (
+                args.mood != "late-ready" or time.monotonic() - started > args.after
+            )
+            self.answer(200 if up else 503)
         elif self.refused():
             pass
         elif self.path in ("/model_info", "/v1/models", "/server_info"):
