@@ -818,15 +818,15 @@ class _Waiting:
         told = 0.0
         while True:
             self._read_log()
+            if self.progress is not None and time.monotonic() - told >= 1.0:
+                told = time.monotonic()
+                self.progress(self.phase, told - self.server._began)
             if not self.server.alive():
                 raise self._died()
             if time.monotonic() >= self.end:
                 raise self._too_late()
             if self._is_ready():
                 return
-            if self.progress is not None and time.monotonic() - told >= 1.0:
-                told = time.monotonic()
-                self.progress(self.phase, told - self.server._began)
             self.server._hear(POLL_S)
 
     def _read_log(self) -> None:

@@ -101,7 +101,7 @@ def test_a_server_starts_answers_and_stops(
             log_events.Ready,
         ]
         assert running.tail(2)[-1].endswith("ready to roll!")
-        assert phases[0][0] == "importing SGLang" and phases[0][1] >= 0
+        assert phases and all(isinstance(phase, str) and seconds >= 0 for phase, seconds in phases)
         assert "running" in repr(running)
         running.generate_one(30)
         assert (place / server.STATE_FOLDER / f"{running.id}.json").exists()
