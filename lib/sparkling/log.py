@@ -482,6 +482,11 @@ def _optional(text: str | None, kind: Callable[[str], Any] = float) -> Any:
     return None if text is None else kind(text)
 
 
+def _word(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text)
+    return match[1] if match else None
+
+
 def _numbers(text: str | None) -> tuple[int, ...] | None:
     return None if text is None else tuple(int(one) for one in re.findall(r"\d+", text))
 
@@ -572,6 +577,12 @@ _KINDS: dict[str, tuple[tuple[re.Pattern[str], _Maker], ...]] = {
         ),
     ),
     "Auto-": (
+        _pattern(
+            r"Auto-detected template features: (.*)",
+            lambda h, m: ParserDetected(
+                *h, _word(r"reasoning_parser=(\w+)", m[1]), _word(r"tool_call_parser=(\w+)", m[1])
+            ),
+        ),
         _pattern(
             r"Auto-detected DSV4 routed-expert layout: is_fp4_experts=(True|False)",
             lambda h, m: CheckpointLayout(
@@ -746,9 +757,6 @@ _KINDS: dict[str, tuple[tuple[re.Pattern[str], _Maker], ...]] = {
 _KV = re.compile(
     r"(?:(\w[\w ]*?) )?KV Cache (is allocated|VA upper bound)\. dtype: (\S+), #tokens: (\d+), "
     rf"(?:KV size: {_GB}|K size: {_GB}, V size: {_GB})"
-)
-_SUGGESTED = re.compile(
-    r".*?\b(?:reasoning_parser=(\w+))?(?:, )?(?:tool_call_parser=(\w+))?(?:[.,;\s]|$)"
 )
 
 

@@ -319,6 +319,11 @@ def test_other_kinds_of_line() -> None:
     assert one("Loaded plugin sparkling from group sglang.srt.plugins").ok is True
     assert one("Failed to load plugin sparkling from group sglang.srt.plugins").ok is False
     assert one("Cache flushed successfully!").line_no == 1
+    parsers = one(
+        "Auto-detected template features: reasoning_config=ReasoningToggleConfig(toggle_param='enable_thinking', default_enabled=True), reasoning_parser=ling3, tool_call_parser=ling3"
+    )
+    assert (parsers.reasoning, parsers.tool_call) == ("ling3", "ling3")
+    assert one("Auto-detected template features: tool_call_parser=glm45").reasoning is None
     assert (
         one(
             "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic"
