@@ -318,7 +318,8 @@ class Warden:
             self.orphaned = True
         if self.orphaned or self.terminated:
             self.terminated = False
-            self._stop(ORPHAN_GRACE_S, "the keeper is gone" if self.orphaned else "terminated")
+            grace_s = min(ORPHAN_GRACE_S, self.spec["grace_s"])
+            self._stop(grace_s, "the keeper is gone" if self.orphaned else "terminated")
         self._reap()
         if self.code is not None:
             return False
