@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sparkling import log, procs, recipe, server, tiny
+from sparkling import log, procs, readiness, recipe, server, tiny
 from sparkling.errors import ServerError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -133,8 +133,8 @@ def test_the_key_is_demanded_and_in_no_argument_environment_file_or_log(
         if path.is_file() and not path.is_symlink():
             assert secret not in path.read_bytes(), path
 
-    assert server._status(running.port, "/model_info", {}) == 401
-    assert server._status(running.port, "/server_info", {}) == 401
+    assert readiness.status_of(running.port, "/model_info", {}) == 401
+    assert readiness.status_of(running.port, "/server_info", {}) == 401
     info = running.client().server_info()
     # SGLang itself hands it to whoever has it: whoever stores this answer must redact it.
     assert info.get("api_key") in (KEY, "***", "[redacted]")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from sparkling import log as log_events
-from sparkling import procs, server
+from sparkling import ports, procs, readiness, server
 from sparkling.errors import ServerError, UsageError
 from sparkling.recipe import Launch
 
@@ -466,7 +466,7 @@ def test_free_port_names_the_holder_of_a_busy_one() -> None:
         assert message.startswith(f"Port {port} on 127.0.0.1 is taken by ")
         assert f"(pid {os.getpid()})" in message and "\n" not in message
     assert server.free_port(port) == port
-    assert server.free_port() in server.PORTS
+    assert server.free_port() in ports.PORTS
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
@@ -521,7 +521,7 @@ def test_a_port_taken_while_loading_means_another_port(
     begin: Callable[..., server.Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # At once, not at the deadline: SGLang itself hangs for two minutes after this.
-    monkeypatch.setattr(server._Waiting, "_too_late", lambda self: pytest.fail("too late"))
+    monkeypatch.setattr(server.Waiting, "_too_late", lambda self: pytest.fail("too late"))
     thief = socket.socket()
     thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     stolen = []
@@ -655,7 +655,7 @@ def test_the_api_key_is_demanded_and_nowhere_to_be_seen(
 ) -> None:
     running = begin("--mood", "chatty", api_key=KEY)
     running.generate_one(30)
-    assert server._status(running.port, "/model_info", {}) == 401
+    assert readiness.status_of(running.port, "/model_info", {}) == 401
     secret = KEY.encode()
     for one in (
         *running.processes(),
