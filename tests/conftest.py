@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,13 @@ def server_python() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit tests do not see the caller's settings; the others need to be told where things are."""
+def _own_environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Unit tests do not see the caller's settings, and no test sees what another one has set."""
+    before = dict(os.environ)
     if (ROOT / "tests" / "unit") in request.path.parents:
-        for name in list(os.environ):
+        for name in before:
             if name.startswith("SPARKLING_") or name == "CUDA_VISIBLE_DEVICES":
-                monkeypatch.delenv(name)
+                del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)

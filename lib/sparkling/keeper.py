@@ -53,6 +53,8 @@ WORKER = "sglang::"  # how SGLang's workers rename themselves, once they have im
 MARK = "SPARKLING_SERVER_ID"
 # Shared-memory files that SGLang, torch and multiprocessing leave behind when killed.
 SHM_FAMILIES = ("sglang_", "sgl_", "sem.mp-", "torch_", "psm_", "nccl-", "cuda.shm.")
+# Mapped by its scheduler from its making to its end, so one that nobody has mapped is nobody's.
+LOADS = "sglang_loads_"
 
 
 def _load_procs() -> ModuleType:
@@ -183,6 +185,33 @@ def _drain(handle: int) -> bytes:
         return b""
 
 
+# --------------------------------------------------------------------------- shared memory
+
+
+def _shm_of(pid: int) -> set[str]:
+    """Paths in /dev/shm that a process has mapped; empty for one that is gone or not ours."""
+    found = set()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if "/dev/shm/" in line:
+                    found.add(line.rstrip("\n").split(None, 5)[-1])
+    return found
+
+
+def _mapped_shm() -> set[str]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return set().union(*map(_shm_of, pids))
+
+
+def _loads() -> set[str]:
+    try:
+        names = os.listdir("/dev/shm")
+    except OSError:
+        return set()
+    return {os.path.join("/dev/shm", name) for name in names if name.startswith(LOADS)}
+
+
 # --------------------------------------------------------------------------- warden
 
 
@@ -199,6 +228,7 @@ class Warden:
         self.workers: dict[int, tuple[int, str]] = {}
         self.unseen: set[int] = set()
         self.shm: set[str] = set()
+        self.loads_before = _loads()
         self.next_scan = 0.0
         self.scans = 0
         self.log_error_told = False
@@ -395,15 +425,9 @@ class Warden:
 
     def _collect_shm(self) -> None:
         for stat in procs.descendants(os.getpid()):
-            try:
-                with open(f"/proc/{stat.pid}/maps", encoding="utf-8", errors="replace") as file:
-                    for line in file:
-                        if "/dev/shm/" in line:
-                            path = line.rstrip("\n").split(None, 5)[-1]
-                            if os.path.basename(path).startswith(SHM_FAMILIES):
-                                self.shm.add(path)
-            except OSError:
-                continue
+            for path in _shm_of(stat.pid):
+                if os.path.basename(path).startswith(SHM_FAMILIES):
+                    self.shm.add(path)
 
     def _bury(self) -> list:
         self._collect_shm()
@@ -412,7 +436,8 @@ class Warden:
             self.child.returncode = -signal.SIGKILL
         # Every holder of the pipe is dead, so the pump meets its end at once.
         self.log.join(5.0)
-        for path in self.shm:
+        # A server killed between two looks at its maps has left a file we never saw.
+        for path in self.shm | (_loads() - self.loads_before - _mapped_shm()):
             with contextlib.suppress(OSError):
                 if os.stat(path).st_uid == os.getuid():
                     os.unlink(path)

@@ -139,13 +139,14 @@ def kills(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[str, str], tuple[float, list[str]]]:
     """Every kill, all at the same time: seconds until nothing was left, and what was left."""
+    base = tmp_path_factory.mktemp("kills")  # not in the threads: pytest's own is not theirs
 
     def kill(number: int, victim: str, moment: str) -> tuple[float, list[str]]:
         own = Path(tempfile.mkdtemp(prefix="spk"))
         how, mood = ("wait", "ok") if moment == "ready" else ("", "hang-loading")
         # The fakes listen on two ports each; all begin together and nobody holds them meanwhile.
         arguments = ("--port", str(PORTS + 2 * number), "--tree", "--mood", mood)
-        notebook = Notebook(tmp_path_factory.mktemp("runs"), own, how, *arguments)
+        notebook = Notebook(base / str(number), own, how, *arguments)
         try:
             assert wait_until(lambda: has_workers(notebook), 60)
             if victim == "worker":
@@ -249,6 +250,36 @@ def test_shared_memory_of_a_killed_server_is_removed(
         assert path.exists() != removed
     finally:
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_the_file_of_a_server_killed_at_once_is_removed_unless_used(
+    begin: Callable[..., Notebook], used: bool
+) -> None:
+    path = Path("/dev/shm", "sglang_loads_sparkling_at_once")
+    path.unlink(missing_ok=True)
+    code = (
+        "import mmap, sys, time; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0,"
+        " access=mmap.ACCESS_READ); print('mapped', flush=True); time.sleep(60)"
+    )
+    other = None
+    try:
+        # It dies long before the warden's first look at its maps is due.
+        notebook = begin("", "--shm", path.name, "--mood", "hang-loading")
+        assert wait_until(path.exists)
+        if used:
+            command = [sys.executable, "-c", code, str(path)]
+            other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert other.stdout.readline() == "mapped\n"
+        procs.send(notebook.people["server"], signal.SIGKILL)
+        assert wait_until(lambda: not notebook.left()), notebook.left()
+        assert path.exists() == used
+    finally:
+        path.unlink(missing_ok=True)
+        if other:
+            other.kill()
+            other.wait()
+            other.stdout.close()
 
 
 def test_a_fork_that_holds_the_pipe_does_not_keep_the_server(

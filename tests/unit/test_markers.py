@@ -68,6 +68,25 @@ def test_folders_of_the_other_environment_are_left_out_aloud(run, tmp_path):
     assert "1 passed, 1 skipped" in out
 
 
+def test_what_a_test_sets_ends_with_it(root, tmp_path):
+    shutil.copy(root / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import os\nHOME = os.environ['HOME']\n"
+        "def test_first():\n    os.environ['SPARKLING_MODEL'] = 'x'\n    del os.environ['HOME']\n"
+        "def test_second():\n    assert 'SPARKLING_MODEL' not in os.environ\n"
+        "    assert os.environ['HOME'] == HOME\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": "/somewhere"},
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_unit_tests_do_not_see_the_callers_settings(root, tmp_path):
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)

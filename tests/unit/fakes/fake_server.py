@@ -104,6 +104,11 @@ if args.say:
         sys.stderr.write(file.read())
     sys.stderr.flush()
 
+if args.shm:
+    with open(f"/dev/shm/{args.shm}", "wb+") as file:
+        file.truncate(4096)
+        shared = mmap.mmap(file.fileno(), 4096)
+
 if args.mood == "crash":
     sys.exit(args.code)
 if args.mood == "killed":
@@ -112,11 +117,6 @@ if args.mood in ("hang-loading", "stillborn"):
     time.sleep(3600)
 if args.mood == "slow-loading":
     time.sleep(args.after)
-
-if args.shm:
-    with open(f"/dev/shm/{args.shm}", "wb+") as file:
-        file.truncate(4096)
-        shared = mmap.mmap(file.fileno(), 4096)
 
 started = time.monotonic()
 served = 0
