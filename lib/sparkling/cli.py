@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sparkling.recipe import Launch, Recipe
 
 INTERRUPTED = 130
+# Modules with further commands: each has `register(command)`, and imports no more than we do.
+MORE: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -486,6 +489,9 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check-notebooks", _check_notebooks, "check the notebooks without running them")
     check.add_argument("path", nargs="*", metavar="PATH", help="default: notebooks")
     check.add_argument("--fix", action="store_true", help="put their files into canonical form")
+
+    for name in MORE:
+        importlib.import_module(f"sparkling.{name}").register(command)
     return parser
 
 
