@@ -45,7 +45,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -280,10 +280,52 @@ class Recipe:
     sha256: str
 
     def stage(self, name: str) -> Stage:
-        """Return a stage. Raises UsageError when there is none of that name."""
-        if name not in self.stages:
+        """Return a stage, or a combination of switches (see `combination`).
+
+        Raises UsageError when there is none of that name.
+        """
+        if name in self.stages:
+            return self.stages[name]
+        first, plus, rest = name.partition("+")
+        if not plus or first != self.ladder[0]:
             raise self._unknown("stage", name, self.stages)
-        return self.stages[name]
+        return self._combined(rest.split("+"))
+
+    def combination(self, switches: Iterable[str]) -> str:
+        """Return the name of the stage with just these switches on: the ladder's first stage, and
+        each switch behind a +, in the ladder's order (`baseline+humming+nextn`)."""
+        wanted = list(switches)
+        return "+".join((self.ladder[0], *(s for s in SWITCHES if s in wanted)))
+
+    def _combined(self, switches: Sequence[str]) -> Stage:
+        """The ladder's first stage with the deltas of the stages that turn these switches on."""
+        unknown = [s for s in switches if s not in SWITCHES]
+        if unknown:
+            raise self._unknown("switch", unknown[0], dict.fromkeys(SWITCHES))
+        name = self.combination(switches)
+        if name.split("+")[1:] != list(switches):
+            raise UsageError(f"write this combination of switches as {name}.")
+        base = self.stages[self.ladder[0]]
+        rungs = {self.stages[s].switch: self.stages[s] for s in self.ladder}
+        missing = [s for s in switches if s not in rungs]
+        reasons = [self.stages[s].unavailable for s in missing if s in self.stages]
+        if missing:
+            reason = next(filter(None, reasons), f"No stage of the ladder turns {missing[0]} on.")
+            return Stage(name, name, None, None, Delta(name), {}, reason)
+        expect = {s: (rungs[s] if s in switches else base).expect[s] for s in base.expect}
+        title = " + ".join(rungs[s].title for s in switches)
+        return Stage(name, title, base.name, None, Delta(f"stages.{name}"), expect)
+
+    def _chain(self, stage: str) -> list[Stage]:
+        """The stages whose deltas make `stage`, the first one first."""
+        if stage not in self.stages:
+            turned_on = self.stage(stage).name.split("+")[1:]
+            rungs = [self.stages[s] for s in self.ladder if self.stages[s].switch in turned_on]
+            return [self.stages[self.ladder[0]], *rungs]
+        chain = [self.stages[stage]]
+        while chain[0].parent is not None:
+            chain.insert(0, self.stages[chain[0].parent])
+        return chain
 
     def variant(self, name: str) -> Variant:
         """Return a variant. Raises UsageError when there is none of that name."""
@@ -313,16 +355,11 @@ class Recipe:
             raise UsageError(
                 sentence(f"{self.shown}, table [stages.{stage}]: not available here: {reason}")
             )
-        chain: list[Stage] = []
-        name: str | None = stage
-        while name is not None:
-            chain.append(self.stages[name])
-            name = chain[-1].parent
         known = _flags.known(self.sglang)
         assert known is not None, "load has looked for it"
         settings = Settings(self.shown, known, gpus=self.gpus)
         settings.apply(self.shared)
-        for step in reversed(chain):
+        for step in self._chain(stage):
             settings.apply(step.delta, strict=True)
         switches = settings.switches()
 
@@ -399,9 +436,10 @@ class Recipe:
 
     def _unknown(self, kind: str, name: str, known: Mapping[str, Any]) -> UsageError:
         listed = ", ".join(known) or "none"
+        kinds = f"{kind}es" if kind.endswith("ch") else f"{kind}s"
         return UsageError(
             sentence(
-                f"{self.shown} has no {kind} {name!r} ({kind}s: {listed}){closest(name, known)}"
+                f"{self.shown} has no {kind} {name!r} ({kinds}: {listed}){closest(name, known)}"
             )
         )
 
