@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkling.commands import ask
 from sparkling.errors import UsageError
 from sparkling.files import absolute, working_folder
 
@@ -26,6 +25,7 @@ KINDS = ("spark", "gpu", "cpu")
 
 RECIPES = {"spark": "ling-3.0-flash", "gpu": "ling-3.0-flash", "cpu": "tiny-ling"}
 
+DRIVER_LIST = Path("/proc/driver/nvidia/gpus")
 PROBE_TIMEOUT_S = 2.0  # nvidia-smi hangs rather than fails when a driver is wedged
 
 
@@ -106,30 +106,6 @@ def find_root(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> P
 # -- detection -----------------------------------------------------------------------------------
 
 
-def _ask(command: Sequence[str], timeout_s: float) -> tuple[int, str] | str:
-    """Run `command`; return (exit code, stdout), or a clause saying why there is no answer."""
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        return f"{command[0]} is not installed"
-    except OSError as error:
-        return f"{command[0]} cannot be run ({error.strerror or error})"
-    try:
-        out, _ = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        # Not waited for: a child stuck in the driver cannot be killed, and would take us along.
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        return f"{command[0]} did not answer within {timeout_s:g} s"
-    return child.returncode, out.decode("utf-8", "replace")
-
-
 def _clean(field: str) -> str | None:
     text = field.strip().strip("[]").strip()
     return None if text.lower() in {"", "n/a", "not supported", "unknown error"} else text
@@ -144,7 +120,7 @@ def parse_smi(text: str) -> tuple[Gpu, ...]:
     for line in text.splitlines():
         name, _, rest = line.partition(",")
         known = _clean(name)
-        if known is None:
+        if known is None or not known.isprintable() or known.startswith("No devices"):
             continue
         capability = _clean(rest)
         if capability is not None and not capability.replace(".", "", 1).isdigit():
@@ -153,10 +129,22 @@ def parse_smi(text: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
+def driver_list(proc: Path = DRIVER_LIST) -> tuple[Gpu, ...]:
+    """The GPUs that the driver lists in /proc, by name only; nothing is asked that could hang."""
+    listed = []
+    for info in sorted(proc.glob("*/information")):
+        with contextlib.suppress(OSError):
+            for line in info.read_text(errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() == "Model" and _clean(value):
+                    listed.append(Gpu(value.strip()))
+    return tuple(listed)
+
+
 def probe_gpus(
     command: str = "nvidia-smi",
     timeout_s: float = PROBE_TIMEOUT_S,
-    proc: Path = Path("/proc/driver/nvidia/gpus"),
+    proc: Path = DRIVER_LIST,
 ) -> Sighting:
     """Look for NVIDIA GPUs without importing anything; never raises, never waits over 2 × 2 s.
 
@@ -165,7 +153,7 @@ def probe_gpus(
     """
     note = ""
     for query in ("name,compute_cap", "name"):
-        answer = _ask((command, f"--query-gpu={query}", "--format=csv,noheader"), timeout_s)
+        answer = ask((command, f"--query-gpu={query}", "--format=csv,noheader"), timeout_s)
         if isinstance(answer, str):
             note = answer
             break
@@ -174,15 +162,9 @@ def probe_gpus(
         if gpus:
             return Sighting(gpus, "nvidia-smi lists it")
         note = f"{command} lists no GPU" if code == 0 else f"{command} fails with code {code}"
-    listed = []
-    for info in sorted(proc.glob("*/information")):
-        with contextlib.suppress(OSError):
-            for line in info.read_text(errors="replace").splitlines():
-                key, _, value = line.partition(":")
-                if key.strip() == "Model" and _clean(value):
-                    listed.append(Gpu(value.strip()))
+    listed = driver_list(proc)
     if listed:
-        return Sighting(tuple(listed), f"the driver lists it, though {note}")
+        return Sighting(listed, f"the driver lists it, though {note}")
     return Sighting((), note)
 
 
