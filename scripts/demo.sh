@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
-# The tiny Ling, in a second, where the suite would use it; a checkpoint of your own is left alone.
+# The tiny Ling, in a second, where the suite would use it (--recipe tiny-ling); the cpu lane's own
+# model, Sparklet, is in the repository.
 .venv/bin/sparkling tiny --if-needed "$@" > /dev/null
 exec .venv/bin/sparkling suite "$@"

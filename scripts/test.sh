@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
-# The cpu lane's tiny Ling, in a second; a checkpoint of your own is left alone.
+# The tiny Ling, in a second, where the recipe in use wants it.
 .venv/bin/sparkling tiny --if-needed --lane cpu > /dev/null
 export SPARKLING_REQUIRE_SERVER="${SPARKLING_REQUIRE_SERVER:-1}"
 if [ "$#" -eq 0 ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -106,8 +107,21 @@ def save(model: Sparklet, target: Path, settings: Any = None) -> int:
     )
     (target / "chat_template.jinja").write_text(chat.TEMPLATE)
     facts = asdict(settings) if settings is not None else {}
+    write_manifest(target)
     (target / "README.md").write_text(card.text(facts, {}))
     return sum(f.stat().st_size for f in target.iterdir())
+
+
+MANIFEST = "sparkling.json"  # where the notebooks' library looks for checksums
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the SHA-256 of every file that a server reads, beside them."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.jinja")]
+    names = sorted(f.name for f in files if f.name not in (MANIFEST, "settings.json"))
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    made = {"what": "Sparklet, a practice model trained by Sparkling", "sha256": hashes}
+    (folder / MANIFEST).write_text(json.dumps(made, indent=1) + "\n")
 
 
 def read(folder: Path) -> dict[str, Tensor]:
@@ -163,4 +177,4 @@ def load(folder: Path, device: str = "cpu") -> tuple[Sparklet, Tokenizer]:
     return model.to(device).eval(), tokenizer.load(folder / "tokenizer.json")
 
 
-__all__ = ["Norm", "load", "read", "save", "tensors"]
+__all__ = ["Norm", "load", "read", "save", "tensors", "write_manifest"]

@@ -23,7 +23,10 @@ from sparkling.files import absolute, working_folder
 
 KINDS = ("spark", "gpu", "cpu")
 
-RECIPES = {"spark": "ling-3.0-flash", "gpu": "ling-3.0-flash", "cpu": "tiny-ling"}
+RECIPES = {"spark": "ling-3.0-flash", "gpu": "ling-3.0-flash", "cpu": "sparklet"}
+
+TINY = "tiny-ling"
+"""The recipe of the tiny Ling, the constructed model that `sparkling tiny` builds."""
 
 DRIVER_LIST = Path("/proc/driver/nvidia/gpus")
 PROBE_TIMEOUT_S = 2.0  # nvidia-smi hangs rather than fails when a driver is wedged
@@ -212,14 +215,14 @@ def runs_folder(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def tiny_model(root: Path) -> Path:
-    """Return where the tiny Ling lives: where the cpu lane's own recipe says, whatever is in use.
+    """Return where the tiny Ling lives: where its own recipe says, whatever is in use.
 
     Raises:
         UsageError: that recipe cannot be read.
     """
     from sparkling import recipe as recipes
 
-    return recipes.load(RECIPES["cpu"], root=root).model
+    return recipes.load(TINY, root=root).model
 
 
 def detect(

@@ -115,7 +115,14 @@ def _checkpoint(lane: Lane) -> Check:
     if lane.kind == "cpu":
         # The tiny Ling is built in its own place only; another one is the user's.
         ours = lane.model.absolute() == tiny_model(lane.root).absolute()
-        remedy = "run `sparkling tiny`" if ours else "name the folder of a whole checkpoint"
+        shipped = lane.model.absolute().parent == (lane.root / "models").absolute()
+        remedy = (
+            "run `sparkling tiny`"
+            if ours
+            else f"take {lane.model.name} back from the repository (git checkout models)"
+            if shipped
+            else "name the folder of a whole checkpoint"
+        )
     if not lane.model.is_dir():
         return Check(need, False, "not there", remedy)
     try:

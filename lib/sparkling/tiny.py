@@ -579,6 +579,16 @@ def intact(dest: Path, settings: dict[str, Any] | None = None) -> bool:
         return False
 
 
+def _ours(dest: Path) -> bool:
+    """Whether a folder holds a tiny Ling, whole or not; other checkpoints have manifests as well."""
+    try:
+        return "settings" in json.loads((dest / MANIFEST).read_text())
+    except ValueError:
+        return True  # cut off while it was written
+    except (OSError, TypeError):
+        return False
+
+
 def build(
     dest: Path | str,
     *,
@@ -624,7 +634,7 @@ def build(
         return dest
     if dest.exists() and not dest.is_dir():
         raise UsageError(f"{dest} is not a folder: choose another place for the tiny Ling.")
-    if dest.is_dir() and any(dest.iterdir()) and not (dest / MANIFEST).is_file():
+    if dest.is_dir() and any(dest.iterdir()) and not _ours(dest):
         raise UsageError(
             f"{dest} holds files that are not a tiny Ling of ours: choose another folder, or empty "
             "this one yourself."

@@ -116,7 +116,7 @@ def test_render_json_is_the_launch(capsys, root):
     from sparkling import recipe
 
     _, out, _ = run(capsys, "render", "nextn", "--model", "/m/x", "--format", "json")
-    launch = recipe.load("tiny-ling", root=root).render("nextn", model="/m/x")
+    launch = recipe.load("sparklet", root=root).render("nextn", model="/m/x")
     assert recipe.Launch.from_json(json.loads(out)) == launch
 
 
@@ -182,16 +182,16 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (
             ["render", "nextm"],
-            "env/recipes/tiny-ling.toml has no stage 'nextm' (stages: baseline, humming, fp8-head, "
+            "env/recipes/sparklet.toml has no stage 'nextm' (stages: baseline, humming, fp8-head, "
             "nextn); did you mean nextn?",
         ),
         (
             ["render", "nextn", "--variant", "yarn"],
-            "env/recipes/tiny-ling.toml has no variant 'yarn' (variants: none).",
+            "env/recipes/sparklet.toml has no variant 'yarn' (variants: none).",
         ),
         (
             ["render", "humming"],
-            "env/recipes/tiny-ling.toml, table [stages.humming]: not available here: Humming's "
+            "env/recipes/sparklet.toml, table [stages.humming]: not available here: Humming's "
             "kernels are compiled for NVIDIA GPUs, and this lane has none.",
         ),
         (
@@ -597,7 +597,7 @@ def test_doctor(monkeypatch, capsys, ok):
     data = json.loads(out)
     assert code == (0 if ok else 1)
     assert data["ok"] is ok and data["lane"] == "cpu" and data["checks"][0]["need"] == "disk"
-    assert data["model"].endswith(".cache/models/tiny-ling")
+    assert data["model"].endswith("models/sparklet")
 
 
 def test_suite_passes_everything_on(monkeypatch, capsys):

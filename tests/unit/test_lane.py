@@ -108,8 +108,8 @@ def test_an_unknown_lane_is_refused(root, kind, env, start):
 
 def test_places_of_the_cpu_lane(root):
     found = detect("cpu", root=root, env={}, probe=never)
-    assert found.recipe_path == root / "env" / "recipes" / "tiny-ling.toml"
-    assert found.model == root / ".cache" / "models" / "tiny-ling"
+    assert found.recipe_path == root / "env" / "recipes" / "sparklet.toml"
+    assert found.model == root / "models" / "sparklet"
     assert found.server_python == root / ".venv-server" / "bin" / "python"
     assert found.runs == root / "runs"
     assert found.cache == root / ".cache"

@@ -44,7 +44,7 @@ def session(tmp_path, monkeypatch, root):
 def test_begin_opens_a_run_and_starts_nothing(session):
     assert session.started == []
     assert session.run.manifest["lane"] == "cpu"
-    assert session.run.manifest["recipe"]["name"] == "tiny-ling"
+    assert session.run.manifest["recipe"]["name"] == "sparklet"
     mine = session.run.manifest["notebooks"]["50_humming"]
     assert mine["state"] == "running"
     assert "params" not in mine  # the parameters of a suite's run are in its timings.json

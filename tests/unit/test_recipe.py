@@ -433,9 +433,10 @@ def test_the_flag_list_is_of_the_pinned_version(root):
     assert "SGLANG_ENABLE_FP8_LM_HEAD" not in known.env
 
 
-def test_every_setting_of_the_tiny_baseline_says_why():
-    tiny = recipe.load("tiny-ling")
-    launch = tiny.render("baseline", model="m")
+@pytest.mark.parametrize("name", ["sparklet", "tiny-ling"])
+def test_every_setting_of_the_cpu_baselines_says_why(name):
+    book = recipe.load(name)
+    launch = book.render("baseline", model="m")
     names = {*launch.env, *(word[2:] for word in launch.argv if word.startswith("--"))}
     given = {"model-path", "served-model-name", "host", "port"}
-    assert names - given - set(tiny.why) - set(tiny.noop) == set()
+    assert names - given - set(book.why) - set(book.noop) == set()

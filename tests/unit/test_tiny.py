@@ -97,6 +97,9 @@ def test_other_settings_replace_ours_but_never_a_strangers_folder(tmp_path):
     assert (other / "thesis.txt").read_text() == "keep me"
     with pytest.raises(UsageError, match="is not a folder"):
         tiny.build(other / "thesis.txt")
+    (other / tiny.MANIFEST).write_text('{"sha256": {"thesis.txt": "0"}}')  # another checkpoint's
+    with pytest.raises(UsageError, match="not a tiny Ling of ours"):
+        tiny.build(other)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert tiny.intact(tiny.build(empty))
