@@ -15,6 +15,7 @@ import numpy as np
 from sparkling.errors import UsageError
 
 RESAMPLES = 10_000
+MOST_PAIRS = 10**9
 K = TypeVar("K", bound=Hashable)
 
 
@@ -76,21 +77,26 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
 def mcnemar_exact(only_a: int, only_b: int) -> float:
     """Two-sided exact McNemar p-value from the two discordant counts.
 
-    Twice the smaller tail of Binomial(only_a + only_b, 1/2), capped at 1; summed in log space, so
-    that n in the thousands neither overflows nor raises. No discordant pair: p = 1.
+    Twice the smaller tail of Binomial(only_a + only_b, 1/2), capped at 1. The tail is summed from its
+    largest term down, relative to it, so that no count overflows and a billion pairs take no longer
+    than they must. No discordant pair: p = 1. UsageError for counts below 0 or above a billion.
     """
-    if only_a < 0 or only_b < 0:
-        raise UsageError(f"Counts of discordant pairs cannot be negative: {only_a}, {only_b}.")
+    if not (0 <= only_a <= MOST_PAIRS and 0 <= only_b <= MOST_PAIRS):
+        raise UsageError(
+            f"Counts of discordant pairs lie between 0 and {MOST_PAIRS:,}, not {only_a}, {only_b}: they "
+            "cannot be negative, and more cannot be summed exactly."
+        )
     n, k = only_a + only_b, min(only_a, only_b)
-    if n == 0:
+    if 2 * k >= n - 1:  # the two tails meet (or overlap): everything is as extreme as this
         return 1.0
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-        for i in range(k + 1)
-    ]
-    top = max(logs)
-    log_tail = top + math.log(math.fsum(math.exp(x - top) for x in logs))
-    return min(1.0, 2.0 * math.exp(log_tail))
+    log_top = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
+    total = term = 1.0
+    for i in range(k, 0, -1):
+        term *= i / (n - i + 1)
+        total += term
+        if term < total * 1e-17:
+            break
+    return min(1.0, 2.0 * math.exp(log_top) * total)
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,34 @@ def bootstrap_gain(
     return _bootstrap(lambda w: (w @ ta) * (w @ sb) / ((w @ sa) * (w @ tb)), len(ta), seed, level)
 
 
+def bootstrap_quantile_ratio(
+    a: Sequence[float],
+    b: Sequence[float],
+    q: float,
+    *,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Interval:
+    """quantile(a, q) / quantile(b, q), a[i] and b[i] paired: how a median or a tail latency changed.
+    Quantiles interpolate linearly between order statistics. No interval where fewer than four values
+    lie beyond the quantile: a resample could not reach past the largest."""
+    x, y = _column(a, "a"), _column(b, "b")
+    _same_length(x, y)
+    n = len(x)
+    value = float(np.quantile(x, q) / np.quantile(y, q))
+    if n * min(q, 1 - q) < MIN_UNITS and q != 0.5:
+        return Interval(value, None, None, n, METHOD, level)
+    rng = np.random.default_rng(seed)
+    rows = np.empty(RESAMPLES)
+    step = max(1, 2_000_000 // n)  # indices held at once
+    for start in range(0, RESAMPLES, step):
+        picks = rng.integers(0, n, (min(step, RESAMPLES - start), n))
+        rows[start : start + len(picks)] = np.quantile(x[picks], q, axis=1) / np.quantile(
+            y[picks], q, axis=1
+        )
+    return _interval(rows, value, n, level)
+
+
 def _bootstrap(statistic: Callable[[np.ndarray], Any], n: int, seed: int, level: float) -> Interval:
     """`statistic` takes weights, one per unit (a vector, or a matrix with a resample a row)."""
     value = float(statistic(np.ones(n)))
@@ -246,6 +280,19 @@ def _column(values: Sequence[float], name: str) -> np.ndarray:
 def _same_length(x: np.ndarray, y: np.ndarray) -> None:
     if len(x) != len(y):
         raise UsageError(f"Paired values must be as many on both sides, not {len(x)} and {len(y)}.")
+
+
+# -- the whole distribution ---------------------------------------------------------------------
+
+
+def ecdf(values: Iterable[float | None]) -> tuple[list[float], list[float]]:
+    """The empirical distribution of the values that are known: each distinct value, ascending, and
+    the share of values that are at most so large."""
+    known = np.asarray([v for v in values if v is not None], dtype=float)
+    if not len(known):
+        return [], []
+    at, counts = np.unique(known, return_counts=True)
+    return at.tolist(), (np.cumsum(counts) / len(known)).tolist()
 
 
 # -- distributions -------------------------------------------------------------------------------

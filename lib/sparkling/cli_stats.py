@@ -1,0 +1,65 @@
+"""Commands over what was measured: `stats mcnemar`, `compare`, `export`, `sizing`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sparkling.errors import UsageError
+
+
+def _stats_mcnemar(args: argparse.Namespace) -> int:
+    from sparkling import stats_paired
+
+    counts = stats_paired.Counts(args.both, args.first_only, args.second_only, args.neither)
+    margin = None if args.margin is None else args.margin / 100
+    found = stats_paired.paired(counts, margin=margin)
+    print(json.dumps(found.to_json(), indent=1) if args.json else found.text())
+    return 0
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a count is 0 or more, not {value}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _show_help(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    def handler(_: argparse.Namespace) -> int:
+        raise UsageError(f"Which one? See {parser.prog} --help.")
+
+    return handler
+
+
+def register(command: Callable[..., Any]) -> None:
+    """Add our commands to the parser; see `cli.MORE`."""
+    stats = command("stats", lambda _: 2, "statistics of counts given by hand")
+    stats.set_defaults(handler=_show_help(stats))
+    kinds = stats.add_subparsers(metavar="WHICH")
+    text = "exact McNemar of two arms on the same questions, with what n can show"
+    mcnemar = kinds.add_parser("mcnemar", help=text, description=text, allow_abbrev=False)
+    mcnemar.set_defaults(handler=_stats_mcnemar)
+    for name, said in (
+        ("both", "questions that both arms have right"),
+        ("first_only", "right in the first arm (the baseline) only"),
+        ("second_only", "right in the second arm only"),
+        ("neither", "right in neither"),
+    ):
+        mcnemar.add_argument(name, type=_count, metavar=name.upper(), help=said)
+    mcnemar.add_argument(
+        "--margin", type=_number, metavar="POINTS", help="give a verdict of non-inferiority"
+    )
+    mcnemar.add_argument("--json", action="store_true")
