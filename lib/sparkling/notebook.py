@@ -226,7 +226,7 @@ class Session:
 
         Rows go to this notebook's `rows.jsonl`; what is there already is not measured again.
         """
-        chosen = bench.workloads(self.recipe.sizes, workloads)
+        chosen = bench.workloads(self.recipe.sizes, workloads, texts=self.recipe.texts)
         count = bench.repeats_of(self.recipe.sizes, repeats)
         if self._missing:
             return show.note(f"Nothing is measured: {self._missing}")

@@ -12,6 +12,7 @@ Schema (every key not named here is refused, anywhere)::
     regime                  one sentence; results of different regimes are not comparable
     model                   the checkpoint's place, relative to the repository root, or absolute
     served_name             --served-model-name
+    texts = "general"       in whose language the workloads ask (see workloads.TEXTS)
     gpus = 1                GPUs the recipe uses: tp-size × pp-size must equal it
     ladder = [...]          stage names; each has the one before it as parent
 
@@ -265,6 +266,7 @@ class Recipe:
     regime: str
     model: Path
     served_name: str
+    texts: str
     gpus: int
     ladder: tuple[str, ...]
     shared: Delta
@@ -528,6 +530,7 @@ class _Loader:
             regime=top.take("regime", str),
             model=self._model(),
             served_name=self._served_name(),
+            texts=self._texts(),
             gpus=self._count(top, "gpus", 1),
             ladder=top.strings("ladder"),
             shared=shared,
@@ -562,6 +565,16 @@ class _Loader:
     def _model(self) -> Path:
         place = expanded(self.top.take("model", str))
         return place if place.is_absolute() else self.root / place
+
+    def _texts(self) -> str:
+        from sparkling.workloads import TEXTS
+
+        name = self.top.take("texts", str, "general")
+        if name not in TEXTS:
+            raise self.top.refuse(
+                "texts", f"there are none called {name!r}{closest(name, TEXTS)} ({', '.join(TEXTS)})"
+            )
+        return name
 
     def _served_name(self) -> str:
         name = self.top.take("served_name", str)

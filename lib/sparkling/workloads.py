@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkling import practice
+from sparkling._toml import closest
 from sparkling.errors import UsageError
 
 # Sizes in tokens, as a recipe's [sizes] gives them; these stand in for what it leaves out.
@@ -101,11 +103,17 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def workloads(sizes: Mapping[str, int], names: Sequence[str] | None = None) -> list[Workload]:
-    """The named workloads (all four by default), with a recipe's sizes.
+def workloads(
+    sizes: Mapping[str, int], names: Sequence[str] | None = None, *, texts: str = "general"
+) -> list[Workload]:
+    """The named workloads (all four by default), with a recipe's sizes and its kind of `texts`.
 
-    UsageError for a name or a size that does not exist, or a size that makes no sense.
+    UsageError for a name, a size or texts that do not exist, or a size that makes no sense.
     """
+    if texts not in TEXTS:
+        raise UsageError(
+            f"There are no texts {texts!r}{closest(texts, TEXTS)}; there are {', '.join(TEXTS)}."
+        )
     unknown = [k for k in sizes if k not in DEFAULTS and k not in _IGNORED]
     if unknown:
         raise UsageError(
@@ -117,7 +125,7 @@ def workloads(sizes: Mapping[str, int], names: Sequence[str] | None = None) -> l
             raise UsageError(
                 f"The size {name} must be a whole number of at least 1, not {value!r}."
             )
-    made = {w.name: w for w in _all(s)}
+    made = {w.name: w for w in _all(s, TEXTS[texts])}
     for name in names or ():
         if name not in made:
             raise UsageError(f"There is no workload {name!r}; there are {', '.join(made)}.")
@@ -132,20 +140,21 @@ def repeats_of(sizes: Mapping[str, int], given: int | None = None) -> int:
     return count
 
 
-def _all(s: Mapping[str, int]) -> list[Workload]:
+def _all(s: Mapping[str, int], texts: Texts) -> list[Workload]:
     n = s["prompts"]
+    short, long, passages, repeat = texts
     return [
         Workload(
             "short-turn",
             f"a short question, an answer of at most {s['short_output']} tokens, no thinking",
-            _take("short-turn", SHORT, n),
+            _take("short-turn", short, n),
             s["short_output"],
             thinking=False,
         ),
         Workload(
             "long-answer",
             f"an explanation with thinking, cut at {s['long_output']} tokens",
-            _take("long-answer", LONG, n),
+            _take("long-answer", long, n),
             s["long_output"],
             thinking=True,
         ),
@@ -153,7 +162,7 @@ def _all(s: Mapping[str, int]) -> list[Workload]:
             "repeated-text",
             f"a passage to copy again and again, {s['repeat_output']} tokens at most: the best case "
             "for a draft",
-            _take("repeated-text", [_REPEAT.format(text=t) for t in PASSAGES], n),
+            _take("repeated-text", [repeat.format(text=t) for t in passages], n),
             s["repeat_output"],
             thinking=False,
         ),
@@ -242,6 +251,13 @@ PASSAGES = [
     "Sand, gravel, cement, water; mix, pour, level, wait; sand, gravel, cement, water; mix, pour, "
     "level, wait.",
 ]
+
+Texts = tuple[list[str], list[str], list[str], str]
+TEXTS: dict[str, Texts] = {
+    "general": (SHORT, LONG, PASSAGES, _REPEAT),
+    "practice": (practice.SHORT, practice.LONG, practice.PASSAGES, practice.REPEAT),
+}
+"""Kinds of texts: short questions, long ones, passages, and how to ask for copies of a passage."""
 
 _WHO = (
     "harbour master",
