@@ -572,7 +572,8 @@ class _Loader:
         name = self.top.take("texts", str, "general")
         if name not in TEXTS:
             raise self.top.refuse(
-                "texts", f"there are none called {name!r}{closest(name, TEXTS)} ({', '.join(TEXTS)})"
+                "texts",
+                f"there are none called {name!r}{closest(name, TEXTS)} ({', '.join(TEXTS)})",
             )
         return name
 
