@@ -243,6 +243,13 @@ def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     return names, {}
 
 
+def headers(model_dir: Path | str) -> dict[str, dict[str, Tensor]]:
+    """Weight file -> its tensors, for every file of a folder; headers only, each checked against
+    its file's size. Raises WeightsError as `header` does, and when files or the index are missing."""
+    folder = Path(model_dir)
+    return {name: header(folder / name) for name in _shards(folder)[0]}
+
+
 def _manifest_hashes(folder: Path) -> dict[str, str]:
     path = folder / MANIFEST
     if not path.is_file():
