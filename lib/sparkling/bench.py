@@ -99,7 +99,7 @@ class _Case:
 
     workload: Workload
     prompt: Prompt
-    text: str
+    text: str | list[Mapping[str, Any]]
     hash: str
 
 
@@ -109,11 +109,12 @@ def run(
     arm: str,
     launch: Any,
     workloads: Sequence[Workload],
-    repeats: int,
+    repeats: int | Sequence[int],
     out: Path,
     warmup: int = 1,
     stall_s: float = 120.0,
     progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Measure an arm; return its rows of these workloads, older ones of `out` included.
 
@@ -121,21 +122,24 @@ def run(
     `out` already holds, by (arm hash, workload, prompt, repeat) and unchanged prompt and settings,
     are not measured again. Requests are sent one at a time: repeat by repeat, workload by workload,
     with the prefix cache flushed before each workload of each repeat. `warmup` requests a workload
-    are sent first and thrown away. `stall_s` is the longest silence allowed.
+    are sent first and thrown away. `stall_s` is the longest silence allowed. `repeats`: how many, or
+    their numbers. `facts` stand in every row; rows of `out` with other ones are left alone.
 
     Raises ServerError when the server stops answering or goes away (rows so far are kept);
     UsageError when `out` holds rows of another machine or is in use.
     """
-    repeats_of({}, repeats)
+    numbers = range(repeats_of({}, repeats)) if isinstance(repeats, int) else list(repeats)
     client = _client_of(server_or_client)
-    facts = _facts(arm, launch)
+    tags = dict(facts or {})
+    facts = {**_facts(arm, launch), **tags}
     out = Path(out)
     with Journal(out) as journal:
         _same_machine(journal.rows, facts, out)
         bench = _Bench(client, server_or_client, launch, stall_s)
         cases = [c for w in workloads for c in bench.render(w)]
-        done = {_key(r): r for r in journal.rows}
-        wanted = [(repeat, c) for repeat in range(repeats) for c in cases]
+        same = [r for r in journal.rows if all(r.get(k) == v for k, v in tags.items())]
+        done = {_key(r): r for r in same}
+        wanted = [(repeat, c) for repeat in numbers for c in cases]
         keys = [_case_key(facts["arm_hash"], c, repeat) for repeat, c in wanted]
         block: tuple[int, str] | None = None
         warm: set[str] = set()
@@ -234,6 +238,7 @@ class _Bench:
             ask = partial(self.client.generate, case.text, **kwargs)
         else:
             kwargs |= {"thinking": w.thinking, "extra": {"return_output_ids_in_sglext": True}}
+            kwargs |= {"tools": list(w.tools)} if w.tools else {}
             ask = partial(self.client.chat, case.text, **kwargs)
         reply = self._guard(ask)
         self.answered += 1
@@ -266,13 +271,15 @@ class _Bench:
 
 
 def reply_row(reply: Reply) -> dict[str, Any]:
-    """The measured part of a row. Times in seconds; None where a number cannot be known."""
+    """The measured part of a row. Times in seconds; None where a number cannot be known. `sent_s` is
+    when it was sent, on the machine's monotonic clock; other times are since then."""
     stretch = metrics.decode(reply)
     return {
         "complete": reply.complete,
         "problem": reply.problem,
         "warnings": [*reply.warnings, *([metrics.BURST] if metrics.burst(reply) else [])],
         "finish_reason": reply.finish_reason,
+        "sent_s": reply.started,
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
         "cached_tokens": reply.cached_tokens,

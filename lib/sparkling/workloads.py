@@ -35,17 +35,20 @@ NAMES = ("short-turn", "long-answer", "repeated-text", "shape")
 @dataclass(frozen=True)
 class Prompt:
     """`text` is sent as it is; if `tokens` is set, sentences of `body` follow it, as many as keep
-    the whole within that many tokens, then `end`."""
+    the whole within that many tokens, then `end`. `messages`: a whole conversation instead."""
 
     id: str
     text: str
     body: tuple[str, ...] = ()
     end: str = ""
     tokens: int | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
 
-    def render(self, count: Callable[[str], int] | None = None) -> str:
-        """The text to send. `count` gives a text's number of tokens; without it a sentence is
+    def render(self, count: Callable[[str], int] | None = None) -> str | list[Mapping[str, Any]]:
+        """The text (or the messages) to send. `count` gives a text's number of tokens; without it a sentence is
         taken for 24."""
+        if self.messages:
+            return list(self.messages)
         if self.tokens is None:
             return self.text
         if count is None:
@@ -77,6 +80,7 @@ class Workload:
     api: str = "chat"
     ignore_eos: bool = False
     thinking: bool | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -94,6 +98,7 @@ class Workload:
             "api": self.api,
             "ignore_eos": self.ignore_eos,
             "thinking": self.thinking,
+            **({"tools": digest(self.tools)} if self.tools else {}),
         }
 
 
