@@ -312,6 +312,7 @@ def _facts(arm: str, launch: Any) -> dict[str, Any]:
         "recipe": launch.recipe,
         "stage": launch.stage,
         "variant": launch.variant,
+        "switches": dict(launch.switches),
         "regime": getattr(launch, "regime", ""),
         "model": launch.served_name,
         "model_id": model_identity(launch),

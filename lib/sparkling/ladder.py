@@ -197,8 +197,8 @@ def ladder(
     for arm, group in arms.items():
         _one_launch(arm, group)
         _comparable(baseline, arms[baseline], arm, group)
-    good = {arm: _units(group) for arm, group in arms.items()}
-    common = [u for u in good[baseline] if all(u in units for units in good.values())]
+    good = {arm: units(group) for arm, group in arms.items()}
+    common = [u for u in good[baseline] if all(u in theirs for theirs in good.values())]
     if not common:
         unrated = sum(_unrated(group) for group in arms.values())
         raise UsageError(
@@ -245,7 +245,7 @@ def round_costs(
         for arm, group in arms.items():
             _one_launch(arm, group)
             _comparable(plain, arms[plain], arm, group)
-        base, mine = _units(arms[plain]), _units(arms[spec])
+        base, mine = units(arms[plain]), units(arms[spec])
         common = [u for u in mine if u in base]
         both = [
             [r for r in arms[arm] if _rated(r) and (r["workload"], r["prompt"]) in common]
@@ -300,7 +300,7 @@ def _gain(
     )
 
 
-def _units(rows: Iterable[Mapping[str, Any]]) -> dict[Unit, tuple[float, float]]:
+def units(rows: Iterable[Mapping[str, Any]]) -> dict[Unit, tuple[float, float]]:
     """(tokens, seconds) per prompt: means over its complete repeats that have a decode stretch, so
     that a prompt weighs the same in every arm however often it was repeated."""
     sums: dict[Unit, list[float]] = {}
@@ -316,10 +316,10 @@ def _units(rows: Iterable[Mapping[str, Any]]) -> dict[Unit, tuple[float, float]]
 
 def _arm(arm: str, workload: str, rows: Sequence[Mapping[str, Any]], seed: int) -> Arm:
     good = [r for r in rows if r["complete"]]
-    units = _units(good)
+    mine = units(good)
     rate = None
-    if units:
-        tokens, seconds = zip(*units.values(), strict=True)
+    if mine:
+        tokens, seconds = zip(*mine.values(), strict=True)
         rate = bootstrap_ratio_of_sums(tokens, seconds, seed=seed)
     lengths = [r["completion_tokens"] for r in good if r["completion_tokens"] is not None]
     rated = [r for r in good if _rated(r)]

@@ -247,6 +247,15 @@ def bootstrap_quantile_ratio(
     return _interval(rows, value, n, level)
 
 
+def bootstrap(
+    statistic: Callable[[np.ndarray], Any], n: int, *, seed: int = 0, level: float = 0.95
+) -> Interval:
+    """Any statistic of n units. `statistic` takes how often each unit was drawn, shape (n,) or
+    (resamples, n), and returns a number or one a resample; units stay together, so whatever
+    belongs to a unit is paired."""
+    return _bootstrap(statistic, n, seed, level)
+
+
 def _bootstrap(statistic: Callable[[np.ndarray], Any], n: int, seed: int, level: float) -> Interval:
     """`statistic` takes weights, one per unit (a vector, or a matrix with a resample a row)."""
     value = float(statistic(np.ones(n)))
