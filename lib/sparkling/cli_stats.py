@@ -20,6 +20,25 @@ def _stats_mcnemar(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(args: argparse.Namespace) -> int:
+    from sparkling import compare, lane, show_compare
+
+    margin = None if args.margin is None else args.margin / 100
+    found = compare.compare(
+        args.first,
+        args.second,
+        lane.runs_folder(),
+        switches=args.switch,
+        margin=margin,
+        root=lane.find_root(),
+    )
+    if args.json:
+        print(json.dumps([c.to_json() for c in found], indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(str(show_compare.comparison(c)) for c in found))
+    return 0
+
+
 def _count(text: str) -> int:
     try:
         value = int(text)
@@ -63,3 +82,19 @@ def register(command: Callable[..., Any]) -> None:
         "--margin", type=_number, metavar="POINTS", help="give a verdict of non-inferiority"
     )
     mcnemar.add_argument("--json", action="store_true")
+
+    compare = command("compare", _compare, "compare two runs, arms or files of rows, paired by id")
+    compare.add_argument("first", metavar="A", help="RUN, RUN:ARM or a file; the baseline")
+    compare.add_argument("second", metavar="B", help="RUN, RUN:ARM or a file")
+    compare.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="the switch that may differ; may be repeated (default: any that the recipe declares)",
+    )
+    compare.add_argument(
+        "--margin", type=_number, metavar="POINTS", help="give a verdict of non-inferiority"
+    )
+    compare.add_argument("--json", action="store_true")
+    compare.epilog = "Whatever differs in more than the declared switch is refused."

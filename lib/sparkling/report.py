@@ -17,6 +17,7 @@ from sparkling.errors import SparklingError, UsageError
 from sparkling.files import read_json, write_atomic
 from sparkling.live import clock
 from sparkling.proof import Proof
+from sparkling.report_rows import ROWS, ladder_rows, machine_of
 from sparkling.show import esc
 from sparkling.store import Run
 from sparkling.suite_result import GOOD, last_lines
@@ -38,8 +39,6 @@ blockquote { border-left: 4px solid #d9a400; margin: .5rem 0; padding: .3rem .8r
 }
 """
 NAME = "report.html"
-ROWS = "rows"
-"""Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
 
 
 def build(run_dir: Path) -> Path:
@@ -110,27 +109,6 @@ def _outcome(timings: Mapping[str, Any]) -> tuple[str, str]:
     )
     took = clock(timings["seconds"])
     return f"{good} of {len(names)} notebooks ran to their end in {took}; {state}.", css
-
-
-def ladder_rows(run: Run) -> list[dict[str, Any]]:
-    """The rows to make the run's ladder of: those of the notebook that measured most arms, since
-    arms measured one after the other compare best; else all rows of the run."""
-    best: list[dict[str, Any]] = []
-    most = 1
-    for folder in sorted(p for p in run.dir.iterdir() if p.is_dir()):
-        rows = run.rows(ROWS, notebook=folder.name)
-        arms = len({r.get("arm") for r in rows})
-        if arms >= most and arms > 1:
-            best, most = rows, arms
-    return best or run.all_rows(ROWS)
-
-
-def machine_of(rows: list[dict[str, Any]]) -> str:
-    """The machine that rows were measured on, in a few words."""
-    here = next((r["machine"] for r in rows if r.get("machine")), {})
-    gpus = ", ".join(here.get("gpus") or ())
-    cpu = f"{here.get('cpus', '?')} CPUs ({here.get('cpu', here.get('arch', '?'))})"
-    return f"{gpus}; {cpu}" if gpus else cpu
 
 
 def _ladder(run: Run) -> str:
@@ -207,3 +185,6 @@ def _environment(run: Run) -> str:
             f"<pre>{esc(env)} {esc(command)}</pre></details>"
         )
     return out
+
+
+__all__ = ["NAME", "ROWS", "build", "ladder_rows", "machine_of"]

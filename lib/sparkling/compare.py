@@ -1,0 +1,359 @@
+"""A against B: the same questions and prompts, paired by id, with everything a sceptic asks for.
+
+Accuracy with McNemar and the interval of the difference, rates as paired bootstrap ratios, and how
+much each wrote: an arm that writes more is slower per reply and no slower per token, so times are
+given for the reply as it was and per token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sparkling import ladder as _ladder
+from sparkling.compare_sides import Difference, Side, choose, differences, refuse, sides
+from sparkling.errors import UsageError
+from sparkling.ladder import Ladder
+from sparkling.metrics import accept_interval
+from sparkling.stats import (
+    Interval,
+    bootstrap_gain,
+    bootstrap_quantile_ratio,
+    pair,
+)
+from sparkling.stats_paired import Counts, Paired, paired
+
+STATES = ("ok", "truncated", "unparsed", "error")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Second ÷ first of one quantity over common units, with the two values behind it."""
+
+    name: str
+    first: float
+    second: float
+    unit: str
+    ratio: Interval
+    definition: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "ratio": self.ratio.to_json()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one arm's questions ended, over all that it answered (not only the common ones)."""
+
+    arm: str
+    rows: int
+    correct: int
+    states: dict[str, int]
+    accept_length: Interval | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Two arms on common questions."""
+
+    note: str  # which ids were left out
+    outcomes: tuple[Outcome, Outcome]
+    accuracy: Paired
+    ratios: tuple[Ratio, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        outcomes = [
+            {**o.__dict__, "accept_length": o.accept_length.to_json() if o.accept_length else None}
+            for o in self.outcomes
+        ]
+        return {
+            "left_out": self.note,
+            "outcomes": outcomes,
+            "accuracy": self.accuracy.to_json(),
+            "ratios": [r.to_json() for r in self.ratios],
+        }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Two arms on common prompts: over everything, and by workload."""
+
+    whole: Ladder
+    by_workload: tuple[Ladder, ...]
+    ratios: tuple[Ratio, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "all": self.whole.to_json(),
+            "by_workload": [x.to_json() for x in self.by_workload],
+            "ratios": [r.to_json() for r in self.ratios],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pair of arms. `differs`: the declared switch and its flags. `remarks`: what could not be
+    checked, said aloud."""
+
+    first: str
+    second: str
+    differs: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    evaluation: Evaluation | None = None
+    bench: Bench | None = None
+    labels: tuple[str, str] = field(default=("first", "second"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": self.first,
+            "second": self.second,
+            "differs_in": [d.__dict__ for d in self.differs],
+            "remarks": list(self.remarks),
+            "evaluation": self.evaluation.to_json() if self.evaluation else None,
+            "bench": self.bench.to_json() if self.bench else None,
+        }
+
+
+def compare(
+    a: str,
+    b: str,
+    runs: Path,
+    *,
+    switches: Sequence[str] = (),
+    margin: float | None = None,
+    root: Path | None = None,
+) -> list[Comparison]:
+    """Compare two runs, arms or files (see `compare_sides`), one comparison a pair of arms.
+
+    UsageError when they differ in more than the declared switch, saying in what; when an id stands
+    twice; when nothing is common.
+    """
+    return [
+        compare_sides(x, y, switches=switches, margin=margin, root=root)
+        for x, y in choose(sides(a, runs), sides(b, runs))
+    ]
+
+
+def compare_sides(
+    first: Side,
+    second: Side,
+    *,
+    switches: Sequence[str] = (),
+    margin: float | None = None,
+    root: Path | None = None,
+) -> Comparison:
+    """Compare two arms that are already read; see `compare`."""
+    if first.name == second.name:
+        raise UsageError(f"{first.name} would be compared with itself; name two.")
+    found = differences(first, second, root=root)
+    refuse(first, second, found, switches)
+    labels = (first.arm, second.arm) if first.arm != second.arm else (first.name, second.name)
+    tested = bench = None
+    if first.evaluation and second.evaluation:
+        tested = evaluations(first.evaluation, second.evaluation, labels, margin=margin)
+    if first.bench and second.bench:
+        bench = benches(first.bench, second.bench, labels)
+    if tested is None and bench is None:
+        raise UsageError(
+            f"{first.name} and {second.name} hold nothing of the same kind: one has evaluated "
+            "questions, the other measured requests."
+        )
+    remarks = _remarks(first, second, found)
+    return Comparison(first.name, second.name, tuple(found), remarks, tested, bench, labels)
+
+
+def _remarks(first: Side, second: Side, found: Sequence[Difference]) -> tuple[str, ...]:
+    out = []
+    for side in (first, second):
+        if not side.manifest:
+            out.append(
+                f"{side.name} has no manifest beside it: versions, machine, flags and seeds are not "
+                "checked."
+            )
+        elif not side.launch:
+            out.append(f"The manifest of {side.name} has no launch of it: flags are not checked.")
+    commits = [((s.manifest.get("git") or {}).get("commit") or "")[:12] for s in (first, second)]
+    if all(commits) and commits[0] != commits[1]:
+        out.append(f"Sparkling itself differs: commit {commits[0]} against {commits[1]}.")
+    changed = [d.what for d in found if d.what.startswith("the switch ")]
+    if len(changed) > 1:
+        out.append(
+            f"{len(changed)} switches differ ({', '.join(x[11:] for x in changed)}); what is seen is "
+            "the sum of them."
+        )
+    return tuple(out)
+
+
+# -- evaluated questions -------------------------------------------------------------------------
+
+
+def evaluations(
+    first: Sequence[Mapping[str, Any]],
+    second: Sequence[Mapping[str, Any]],
+    labels: tuple[str, str] = ("first", "second"),
+    *,
+    margin: float | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Two arms' rows of questions, joined by id; a question that was cut off, not parsed or not
+    answered is wrong and stays in. UsageError as `stats.pair`."""
+    joined = pair(((r["id"], r) for r in first), ((r["id"], r) for r in second))
+    counts = Counter(
+        (bool(x["correct"]), bool(y["correct"])) for x, y in zip(joined.a, joined.b, strict=True)
+    )
+    table = Counts(
+        counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    )
+    return Evaluation(
+        joined.note,
+        (_outcome(labels[0], first), _outcome(labels[1], second)),
+        paired(table, margin=margin),
+        tuple(ratios(joined.a, joined.b, seed=seed)),
+    )
+
+
+def _outcome(arm: str, rows: Sequence[Mapping[str, Any]]) -> Outcome:
+    states = Counter(str(r.get("status") or "ok") for r in rows)
+    ordered = {s: states[s] for s in (*STATES, *sorted(states.keys() - set(STATES)))}
+    lengths = accept_interval({"prompt": r["id"], "spec": r.get("spec")} for r in rows)
+    return Outcome(arm, len(rows), sum(bool(r["correct"]) for r in rows), ordered, lengths)
+
+
+# -- rates and lengths ---------------------------------------------------------------------------
+
+Row = Mapping[str, Any]
+
+
+def _decode(row: Row) -> tuple[float, float] | None:
+    if row.get("decode_s"):
+        return row["decode_tokens"], row["decode_s"]
+    rate, tokens = row.get("decode_rate"), row.get("completion_tokens")
+    return (tokens, tokens / rate) if rate and tokens else None
+
+
+def _one(key: str) -> Callable[[Row], tuple[float, float] | None]:
+    return lambda row: (row[key], 1.0) if row.get(key) is not None else None
+
+
+def _per_token(row: Row) -> tuple[float, float] | None:
+    seconds, tokens = row.get("e2e_s"), row.get("completion_tokens")
+    return (seconds, tokens) if seconds is not None and tokens else None
+
+
+_QUANTITIES = (
+    ("decode rate", "tokens/s", _decode, "Σ tokens ÷ Σ decode seconds"),
+    ("time of a reply", "s", _one("e2e_s"), "mean from request to end"),
+    ("time per token", "s", _per_token, "Σ seconds from request to end ÷ Σ tokens written"),
+    ("first token", "s", _one("ttft_s"), "mean from request to first chunk"),
+    ("length", "tokens", _one("completion_tokens"), "mean tokens written, thinking included"),
+)
+
+
+def ratios(first: Sequence[Row], second: Sequence[Row], *, seed: int = 0) -> Iterable[Ratio]:
+    """Second ÷ first of every quantity that both know, first[i] and second[i] being the same
+    question, with paired bootstrap intervals over questions."""
+    for name, unit, of, definition in _QUANTITIES:
+        both = [(of(x), of(y)) for x, y in zip(first, second, strict=True)]
+        known = [(x, y) for x, y in both if x is not None and y is not None]
+        if not known:
+            continue
+        (ta, ba), (tb, bb) = (zip(*side, strict=True) for side in zip(*known, strict=True))
+        if not (sum(ta) and sum(ba) and sum(bb)):
+            continue
+        gain = bootstrap_gain(tb, bb, ta, ba, seed=seed)
+        yield Ratio(name, sum(ta) / sum(ba), sum(tb) / sum(bb), unit, gain, definition)
+        if name == "time of a reply":
+            yield _median(ta, tb, seed)
+
+
+def _median(first: Sequence[float], second: Sequence[float], seed: int) -> Ratio:
+    middle = bootstrap_quantile_ratio(second, first, 0.5, seed=seed)
+    low, high = (sorted(x) for x in (first, second))
+    values = [(x[(len(x) - 1) // 2] + x[len(x) // 2]) / 2 for x in (low, high)]
+    return Ratio("time of a reply, p50", *values, "s", middle, "median from request to end")
+
+
+def drift(found: Iterable[Ratio]) -> str | None:
+    """Did the faster arm write more? One sentence from the ratio of lengths; None without one."""
+    by_name = {r.name: r for r in found}
+    length, rate = by_name.get("length"), by_name.get("decode rate")
+    if length is None:
+        return None
+    said = f"{length.ratio.text(3)} times as much as the first"
+    if not length.ratio.excludes(1.0):
+        return f"No length drift is shown: the second wrote {said}."
+    more = "more" if length.ratio.value > 1 else "less"
+    faster = ""
+    if rate is not None and rate.ratio.excludes(1.0):
+        faster = f" ({'faster' if rate.ratio.value > 1 else 'slower'} per token)"
+    return (
+        f"Length drift: the second arm{faster} wrote {more}, {said}; compare times per token, not per "
+        "reply."
+    )
+
+
+# -- measured requests ---------------------------------------------------------------------------
+
+
+def benches(
+    first: Sequence[Row], second: Sequence[Row], labels: tuple[str, str], *, seed: int = 0
+) -> Bench:
+    """Two arms' rows of `bench`. UsageError, saying in what, when `ladder` finds them not
+    comparable: machine, model, regime, recipe, sampling or the hash of a prompt."""
+    rows = [{**r, "arm": labels[0]} for r in first] + [{**r, "arm": labels[1]} for r in second]
+    whole = _ladder.ladder(rows, labels[0], seed=seed)
+    shared = {r["workload"] for r in first} & {r["workload"] for r in second}
+    single = []
+    for workload in dict.fromkeys(r["workload"] for r in first if r["workload"] in shared):
+        try:
+            single.append(_ladder.ladder(rows, labels[0], workload=workload, seed=seed))
+        except UsageError:
+            continue  # no prompt of it was answered by both
+    a, b = (_means(group) for group in (first, second))
+    common = [u for u in a if u in b]
+    found = ratios([a[u] for u in common], [b[u] for u in common], seed=seed)
+    return Bench(whole, tuple(single), tuple(r for r in found if r.name != "decode rate"))
+
+
+def _means(rows: Iterable[Row]) -> dict[Any, dict[str, float]]:
+    """Means over the complete repeats of each prompt, by (workload, prompt)."""
+    groups: dict[Any, list[Row]] = {}
+    for r in rows:
+        if r["complete"]:
+            groups.setdefault((r["workload"], r["prompt"]), []).append(r)
+    out = {}
+    for unit, group in groups.items():
+        out[unit] = {
+            key: sum(known) / len(known)
+            for key in ("e2e_s", "ttft_s", "completion_tokens")
+            if (known := [r[key] for r in group if r.get(key) is not None])
+        }
+    return out
+
+
+# -- pairs of a run ------------------------------------------------------------------------------
+
+
+def within(found: Sequence[Side], *, baseline: str = "baseline") -> list[Comparison]:
+    """Every evaluated arm of a run against its baseline (or its first arm)."""
+    tested = [replace(s, bench=()) for s in found if s.evaluation]
+    base = next((s for s in tested if s.arm == baseline), tested[0] if tested else None)
+    return [compare_sides(base, s) for s in tested if base is not None and s is not base]
+
+
+__all__ = [
+    "Bench",
+    "Comparison",
+    "Evaluation",
+    "Ratio",
+    "benches",
+    "compare",
+    "compare_sides",
+    "drift",
+    "evaluations",
+    "ratios",
+    "within",
+]

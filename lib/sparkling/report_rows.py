@@ -1,0 +1,66 @@
+"""What a run holds to report of: its measured rows, by notebook and kind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkling.files import read_rows
+from sparkling.store import Run
+
+ROWS = "rows"
+"""Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
+
+
+def kind_of(row: Mapping[str, Any]) -> str | None:
+    """ "evaluation" for a row about one question, "bench" for a measured request, else None."""
+    if "correct" in row and "id" in row:
+        return "evaluation"
+    if "arm_hash" in row and "workload" in row and "prompt" in row:
+        return "bench"
+    return None
+
+
+def ladder_rows(run: Run) -> list[dict[str, Any]]:
+    """The rows to make the run's ladder of: those of the notebook that measured most arms, since
+    arms measured one after the other compare best; else all rows of the run."""
+    best: list[dict[str, Any]] = []
+    most = 1
+    for folder in sorted(p for p in run.dir.iterdir() if p.is_dir()):
+        rows = run.rows(ROWS, notebook=folder.name)
+        arms = len({r.get("arm") for r in rows})
+        if arms >= most and arms > 1:
+            best, most = rows, arms
+    return best or run.all_rows(ROWS)
+
+
+def evaluations(folder: Path) -> dict[Path, list[dict[str, Any]]]:
+    """The evaluation files of a run's folder (`<notebook>/*.jsonl` whose rows are about questions)
+    with their rows."""
+    found = {}
+    for path in sorted(folder.glob("*/*.jsonl")):
+        if path.name == f"{ROWS}.jsonl" or not _first_is(path, "evaluation"):
+            continue
+        found[path] = [r for r in read_rows(path) if kind_of(r) == "evaluation"]
+    return found
+
+
+def _first_is(path: Path, kind: str) -> bool:
+    """Whether the first row is of a kind; a long file of samples is not read for that."""
+    with path.open("rb") as file:
+        line = file.readline()
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        return isinstance(row, dict) and kind_of(row) == kind
+    return False
+
+
+def machine_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The machine that rows were measured on, in a few words."""
+    here = next((r["machine"] for r in rows if r.get("machine")), {})
+    gpus = ", ".join(here.get("gpus") or ())
+    cpu = f"{here.get('cpus', '?')} CPUs ({here.get('cpu', here.get('arch', '?'))})"
+    return f"{gpus}; {cpu}" if gpus else cpu
