@@ -26,10 +26,15 @@ Schema (every key not named here is refused, anywhere)::
                             arguments (name = value as /server_info reports it), arguments_unset,
                             log, log_absent (text of log lines), status (dotted name = value in the
                             plugin's status file), probe (one sentence)
+    edition                 which of [editions] is used when nobody chooses
+    [editions.NAME]         title, requirements (file, relative to the root), environment (folder of
+                            the venv), switches (those it has), build (the SGLang it is, when not
+                            `sglang`; its variables are then not checked) and a delta like a stage's,
+                            laid over every stage. Without the table: "stock", in .venv-server
     [variants.NAME]         title, why, parent (another variant, applied first), regime (when it is
-                            another one), gpus, build (the SGLang build it needs, when not `sglang`)
-                            and a delta like a stage's
-    [variants.NAME.with.SWITCH] [.without.SWITCH]   a delta for stages with that switch on, or off
+                            another one), gpus, edition (the one it needs) and a delta like a stage's
+    [editions.NAME.with.SWITCH] [variants.NAME.with.SWITCH] [.without.SWITCH]
+                            a delta for stages with that switch on, or off: how a switch is told
     [why]                   flag or variable = why it has its value
     [noop]                  flag or variable = why it changes nothing here, kept as published
     [sizes] [timeouts]      whole numbers for the workloads (tokens) and the lane (seconds)
@@ -58,6 +63,7 @@ from sparkling.errors import UsageError
 from sparkling.files import absolute, expanded
 
 SCHEMA = 1
+STOCK = "stock"
 MODULE = "sglang.launch_server"
 
 SIZES = (
@@ -95,6 +101,7 @@ class Launch:
     switches: dict[str, bool]
     served_name: str
     regime: str = ""
+    edition: str = STOCK
 
     def words(self, flag: str) -> tuple[str, ...] | None:
         """Return the values of `--flag`: () for a switch that is set, None when it is not."""
@@ -130,9 +137,12 @@ class Launch:
     def digest(self) -> str:
         """Return 16 hex digits that two launches share exactly when they differ in the port only.
 
-        The arm's identity on disk: a row measured under another digest is another arm's.
+        The arm's identity on disk: a row measured under another digest is another arm's. So is one
+        of another build of SGLang.
         """
         same = [self.with_port(0).argv, sorted(self.env.items())]
+        if self.edition != STOCK:
+            same.append(self.edition)
         return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
 
     def shell(self, python: str = "python") -> str:
@@ -241,6 +251,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Edition:
+    """One build of SGLang: its environment, and how it is told what our plugin does elsewhere."""
+
+    name: str = STOCK
+    title: str = "SGLang with the Sparkling plugin"
+    requirements: str | None = None  # the file of its pins, relative to the repository root
+    environment: str = ".venv-server"  # the folder of its virtual environment, as `requirements`
+    switches: tuple[str, ...] = SWITCHES
+    build: str | None = None
+    delta: Delta = field(default_factory=lambda: Delta("editions.stock"))
+    with_: dict[str, Delta] = field(default_factory=dict)
+    without: dict[str, Delta] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Variant:
     """A named change that can be laid over any stage."""
 
@@ -250,7 +275,7 @@ class Variant:
     parent: str | None
     regime: str | None
     gpus: int | None
-    build: str | None
+    edition: str | None
     delta: Delta
     with_: dict[str, Delta]
     without: dict[str, Delta]
@@ -280,6 +305,21 @@ class Recipe:
     shown: str
     root: Path
     sha256: str
+    editions: dict[str, Edition] = field(default_factory=lambda: {STOCK: Edition()})
+    edition: str = STOCK
+
+    def with_edition(self, name: str | None) -> Recipe:
+        """Return the recipe for another edition (None: the same). Raises UsageError."""
+        if name is None or name == self.edition:
+            return self
+        if name not in self.editions:
+            raise self._unknown("edition", name, self.editions)
+        return dataclasses.replace(self, edition=name)
+
+    @property
+    def built(self) -> Edition:
+        """The edition in use."""
+        return self.editions[self.edition]
 
     def stage(self, name: str) -> Stage:
         """Return a stage, or a combination of switches (see `combination`).
@@ -364,13 +404,27 @@ class Recipe:
         for step in self._chain(stage):
             settings.apply(step.delta, strict=True)
         switches = settings.switches()
+        for switch, on in switches.items():
+            if on and switch not in self.built.switches:
+                raise UsageError(
+                    f"{self.shown}: edition {self.edition} has no switch {switch}, which stage "
+                    f"{stage} turns on; choose another edition."
+                )
 
-        overlay: list[Variant] = []
-        while variant is not None:
-            overlay.append(self.variant(variant))
-            variant = overlay[-1].parent
-        for layer in reversed(overlay):
-            settings.gpus = layer.gpus or settings.gpus
+        overlay: list[Variant | Edition] = []
+        name = variant
+        while name is not None:
+            layer = self.variant(name)
+            if layer.edition not in (None, self.edition):
+                raise UsageError(
+                    f"{self.shown}: variant {name} is for edition {layer.edition}, and this is "
+                    f"{self.edition}; choose it with --edition {layer.edition} or SPARKLING_EDITION."
+                )
+            overlay.append(layer)
+            name = layer.parent
+        for layer in (self.built, *reversed(overlay)):
+            if isinstance(layer, Variant):
+                settings.gpus = layer.gpus or settings.gpus
             settings.apply(layer.delta)
             for switch, on in switches.items():
                 part = (layer.with_ if on else layer.without).get(switch)
@@ -434,6 +488,7 @@ class Recipe:
             switches=settings.switches(),
             served_name=self.served_name,
             regime=regime,
+            edition=self.edition,
         )
 
     def _unknown(self, kind: str, name: str, known: Mapping[str, Any]) -> UsageError:
@@ -523,6 +578,10 @@ class _Loader:
         shared = self._delta(shared_table, unsets=False)
         shared_table.close()
         stages = self._stages()
+        editions = self._editions()
+        default = top.take("edition", str, next(iter(editions)))
+        if default not in editions:
+            raise top.refuse("edition", f"there is none called {default!r} in [editions]")
         recipe = Recipe(
             name=self._name(top, top.take("name", str), "name"),
             title=top.take("title", str),
@@ -535,7 +594,7 @@ class _Loader:
             ladder=top.strings("ladder"),
             shared=shared,
             stages=stages,
-            variants=self._variants(),
+            variants=self._variants(editions),
             sizes=self._numbers("sizes", SIZES),
             timeouts=self._numbers("timeouts", TIMEOUTS),
             why=self._remarks("why"),
@@ -544,6 +603,8 @@ class _Loader:
             shown=self.shown,
             root=self.root,
             sha256=hashlib.sha256(self.path.read_bytes()).hexdigest(),
+            editions=editions,
+            edition=default,
         )
         top.close()
         self._check(recipe)
@@ -769,25 +830,64 @@ class _Loader:
                 break
         return line
 
-    def _variants(self) -> dict[str, Variant]:
+    def _layer(
+        self, entry: Table, build: str | None = None
+    ) -> tuple[Delta, dict[str, Delta], dict[str, Delta]]:
+        """The delta of a variant or an edition, and those for stages with a switch on, or off."""
+        parts: list[dict[str, Delta]] = []
+        for key in ("with", "without"):
+            switches = entry.table(key)
+            parts.append({})
+            for switch, sub in switches.tables():
+                self._switch(switches, switch, switch)
+                parts[-1][switch] = self._delta(sub, build=build)
+                sub.close()
+        return self._delta(entry, build=build), *parts
+
+    @staticmethod
+    def _switch(table: Table, key: str, switch: str) -> None:
+        if switch not in SWITCHES:
+            raise table.refuse(
+                key,
+                f"no such switch (switches: {', '.join(SWITCHES)}){closest(switch, SWITCHES)}",
+            )
+
+    def _editions(self) -> dict[str, Edition]:
+        editions: dict[str, Edition] = {}
+        for name, entry in self.top.table("editions").tables():
+            self._name(entry, name)
+            build = entry.take("build", str, None)
+            places = {key: entry.take(key, str) for key in ("requirements", "environment")}
+            for key, place in places.items():
+                if place.startswith(("/", "~")) or ".." in place.split("/"):
+                    raise entry.refuse(key, f"{place!r} is not inside the repository")
+            switches = entry.strings("switches")
+            for switch in switches:
+                self._switch(entry, "switches", switch)
+            delta, with_, without = self._layer(entry, build)
+            editions[name] = Edition(
+                name=name,
+                title=entry.take("title", str),
+                switches=switches,
+                build=build,
+                delta=delta,
+                with_=with_,
+                without=without,
+                **places,
+            )
+            entry.close()
+        return editions or {STOCK: Edition()}
+
+    def _variants(self, editions: Mapping[str, Edition]) -> dict[str, Variant]:
         table = self.top.table("variants")
         variants: dict[str, Variant] = {}
         for name, entry in table.tables():
             self._name(entry, name)
-            build = entry.take("build", str, None)
-            parts: dict[str, dict[str, Delta]] = {}
-            for key in ("with", "without"):
-                switches = entry.table(key)
-                parts[key] = {}
-                for switch, sub in switches.tables():
-                    if switch not in SWITCHES:
-                        raise switches.refuse(
-                            switch,
-                            f"no such switch (switches: {', '.join(SWITCHES)})"
-                            f"{closest(switch, SWITCHES)}",
-                        )
-                    parts[key][switch] = self._delta(sub, build=build)
-                    sub.close()
+            edition = entry.take("edition", str, None)
+            if edition is not None and edition not in editions:
+                raise entry.refuse("edition", f"there is none called {edition!r} in [editions]")
+            build = editions[edition].build if edition else None
+            delta, with_, without = self._layer(entry, build)
             variants[name] = Variant(
                 name=name,
                 title=entry.take("title", str),
@@ -795,10 +895,10 @@ class _Loader:
                 parent=entry.take("parent", str, None),
                 regime=entry.take("regime", str, None),
                 gpus=self._count(entry, "gpus", None),
-                build=build,
-                delta=self._delta(entry, build=build),
-                with_=parts["with"],
-                without=parts["without"],
+                edition=edition,
+                delta=delta,
+                with_=with_,
+                without=without,
             )
             entry.close()
         self._parents(table, variants)
@@ -813,9 +913,11 @@ class _Loader:
             if recipe.available(stage.name):
                 continue
             self._check_switch(recipe, stage)
-            for variant in (None, *recipe.variants):
-                settings = recipe.settings(stage.name, variant)
-                used.update(settings.flags, settings.env)
+            for edition in recipe.editions:
+                for variant in (None, *recipe.variants):
+                    if self._fits(recipe, stage.name, edition, variant):
+                        settings = recipe.with_edition(edition).settings(stage.name, variant)
+                        used.update(settings.flags, settings.env)
             missing = [name for name in SWITCHES if name not in stage.expect]
             if missing:
                 raise self.top.table("stages").refuse(
@@ -826,6 +928,17 @@ class _Loader:
             for name in getattr(recipe, key):
                 if name not in used:
                     raise self.top.table(key).refuse(name, "no stage or variant uses it")
+
+    def _fits(self, recipe: Recipe, stage: str, edition: str, variant: str | None) -> bool:
+        """Whether an edition has the stage's switches and a variant is for it."""
+        layer = recipe.variants[variant] if variant else None
+        while layer is not None:
+            if layer.edition not in (None, edition):
+                return False
+            layer = recipe.variants.get(layer.parent or "")
+        has = recipe.editions[edition].switches
+        on = recipe.settings(stage).switches()
+        return all(switch in has for switch, state in on.items() if state)
 
     def _check_ladder(self, recipe: Recipe) -> None:
         if not recipe.ladder:

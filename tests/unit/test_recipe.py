@@ -60,8 +60,12 @@ def tiny(root):
     return load(TINY, root=root)
 
 
-def render(book: recipe.Recipe, stage: str, variant: str | None = None) -> Launch:
-    return book.render(stage, model="/m/ling", cache="/c", variant=variant)
+def render(
+    book: recipe.Recipe, stage: str, variant: str | None = None, edition: str | None = None
+) -> Launch:
+    needed = book.variant(variant).edition if variant else None
+    chosen = book.with_edition(edition or needed)
+    return chosen.render(stage, model="/m/ling", cache="/c", variant=variant)
 
 
 # -- the published ladder, to the letter ---------------------------------------------------------
@@ -216,7 +220,8 @@ def test_a_variant_changes_only_what_it_declares(root, name):
                 declared |= {*part.env, *part.unset_env}
         seen: set[str] = set()
         for stage in every(book):
-            changes = diff(render(book, stage), render(book, stage, variant.name))
+            plain = render(book, stage, edition=variant.edition)
+            changes = diff(plain, render(book, stage, variant.name))
             seen |= {change.name for change in changes}
             launch = render(book, stage, variant.name)
             assert launch.switches == render(book, stage).switches
@@ -270,11 +275,55 @@ def test_every_stage_says_what_a_proof_wants_of_every_switch(root, name):
 
 def test_the_fork_takes_its_own_variable_in_place_of_ours(flash):
     for stage in flash.ladder:
-        launch = render(flash, stage, "fork")
+        launch, stock = render(flash, stage, edition="fork"), render(flash, stage)
         on = launch.switches["fp8-head"]
+        assert launch.switches == stock.switches
         assert ("SGLANG_ENABLE_FP8_LM_HEAD" in launch.env) == on
         assert "SPARKLING_FP8_LM_HEAD" not in launch.env
-    assert "fork" in flash.variant("fork").title and flash.variant("fork").build
+        assert ("SPARKLING_FP8_LM_HEAD" in stock.env) == on
+        assert (launch.edition, stock.edition) == ("fork", "stock")
+        assert launch.argv == stock.argv and launch.digest() != stock.digest()
+        assert Launch.from_json(launch.to_json()) == launch
+
+
+def test_an_edition_names_its_environment_and_its_pins(flash, tiny, root):
+    environments = {e.environment for e in flash.editions.values()}
+    assert set(flash.editions) == {"stock", "fork"} and len(environments) == 2
+    for edition in flash.editions.values():
+        assert (root / edition.requirements).is_file()
+        assert set(edition.switches) == {"humming", "fp8-head", "nextn"}
+    assert flash.built.name == "stock" and flash.with_edition("fork").built.build
+    assert flash.with_edition(None) is flash.with_edition("stock") is flash
+    assert tiny.built == recipe.Edition() and tiny.built.environment == ".venv-server"
+
+
+def test_an_edition_that_there_is_not(flash, tiny):
+    with pytest.raises(UsageError, match=r"has no edition 'frok' .*did you mean fork\?"):
+        flash.with_edition("frok")
+    with pytest.raises(UsageError, match=r"has no edition 'fork' \(editions: stock\)"):
+        tiny.with_edition("fork")
+
+
+def test_a_variant_of_another_edition_is_refused(flash):
+    with pytest.raises(
+        UsageError, match="variant as-published is for edition fork, and this is st"
+    ):
+        flash.render("nextn", model="/m", variant="as-published")
+
+
+def test_an_edition_without_a_switch_refuses_its_stages(root, tmp_path):
+    text = (root / "env" / "recipes" / f"{FLASH}.toml").read_text()
+    path = tmp_path / "r.toml"
+    before, at, after = text.partition("[editions.fork]")
+    path.write_text(
+        before
+        + at
+        + after.replace('["humming", "fp8-head", "nextn"]', '["humming", "fp8-head"]', 1)
+    )
+    book = load(path, root=root).with_edition("fork")
+    assert book.render("fp8-head", model="/m").edition == "fork"
+    with pytest.raises(UsageError, match="edition fork has no switch nextn, which stage nextn tur"):
+        book.render("nextn", model="/m")
 
 
 def test_two_gpus_are_another_regime(flash):
@@ -300,7 +349,7 @@ def test_as_published(flash):
     assert launch.value("tool-call-parser") == "qwen25"
     assert launch.words("json-model-override-args") == (YARN,)
     assert launch.words("enable-metrics") is None
-    assert launch.env["SGLANG_ENABLE_FP8_LM_HEAD"] == "1"  # from its parent, the fork
+    assert launch.env["SGLANG_ENABLE_FP8_LM_HEAD"] == "1"  # its edition's
 
 
 def test_bf16_logits_only_where_the_head_is_bf16(flash):
@@ -331,9 +380,9 @@ def test_another_port(flash):
 
 
 def test_the_digest_tells_arms_apart(flash):
-    digests = {render(flash, s, v).digest() for s in flash.ladder for v in (None, "yarn", "fork")}
-    # fork changes nothing before fp8-head
-    assert len(digests) == 4 * 2 + 2
+    digests = {render(flash, s, v).digest() for s in flash.ladder for v in (None, "yarn")}
+    digests |= {render(flash, s, edition="fork").digest() for s in flash.ladder}
+    assert len(digests) == 4 * 3
     other = flash.render("baseline", model="/other", cache="/c")
     assert other.digest() != render(flash, "baseline").digest()
 

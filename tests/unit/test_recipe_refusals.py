@@ -8,6 +8,15 @@ import pytest
 from sparkling.errors import UsageError
 from sparkling.recipe import load
 
+EDITION = """\
+[editions.e]
+title = "Another build"
+build = "another"
+requirements = "env/e.txt"
+environment = ".venv-e"
+switches = ["humming", "fp8-head", "nextn"]
+"""
+
 BASE = """\
 schema = 1
 name = "r"
@@ -415,12 +424,30 @@ CASES = {
         edit(
             (
                 "[variants.v.flags]",
-                'build = "fork"\n[variants.v.with.fp8-head.env]\nSGLANG_ENABLE_FP8_LM_HEAD = "1"\n'
-                "[variants.v.flags]",
+                '[editions.e.with.fp8-head.env]\nSGLANG_ENABLE_FP8_LM_HEAD = "1"\n'
+                f"{EDITION}[variants.v.flags]",
             )
         ),
-        "table [variants.v.with.fp8-head.env], key SGLANG_ENABLE_FP8_LM_HEAD: "
+        "table [editions.e.with.fp8-head.env], key SGLANG_ENABLE_FP8_LM_HEAD: "
         "SPARKLING_FP8_LM_HEAD is on too, and one head cannot be quantized twice.",
+    ),
+    # -- editions
+    "default edition": (
+        edit(("ladder =", 'edition = "fork"\nladder =')),
+        "top level, key edition: there is none called 'fork' in [editions].",
+    ),
+    "variant's edition": (
+        edit(('why = "To have one."', 'why = "To have one."\nedition = "fork"')),
+        "table [variants.v], key edition: there is none called 'fork' in [editions].",
+    ),
+    "edition's place": (
+        edit(("[variants.v.flags]", EDITION.replace(".venv-e", "/v") + "[variants.v.flags]")),
+        "table [editions.e], key environment: '/v' is not inside the repository.",
+    ),
+    "edition's switch": (
+        edit(("[variants.v.flags]", EDITION.replace('"nextn"', '"nextm"') + "[variants.v.flags]")),
+        "table [editions.e], key switches: no such switch (switches: humming, fp8-head, nextn); did "
+        "you mean nextn?",
     ),
     "draft tokens": (
         edit(("speculative-num-draft-tokens = 4", "speculative-num-draft-tokens = 5")),
