@@ -1,0 +1,195 @@
+"""The final answer in a model's text, and the rule that found it.
+
+The rules, in order; the first that finds a number decides, and within a rule the last place in the
+text does, since models correct themselves:
+
+    ####            the number after `####`, as in GSM8K's own solutions
+    boxed           the last complete `\\boxed{…}` or `\\fbox{…}`, braces balanced
+    the answer is   the number in the sentence after "the answer is", "Answer:" and the like
+    last number     the last number in the text
+
+Thinking is never searched: what `think.split` calls reasoning is gone before the first rule. A box
+that is empty, holds no number or is never closed is passed over and noted; nothing behind an
+unclosed one is an answer. Values are exact (`numbers`), so 18, 18.0 and $18.00 are the same and
+0.1 is not 0.1000001.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from sparkling import numbers, think
+
+HASHES, BOXED, PHRASE, LAST = "####", "boxed", "the answer is", "last number"
+RULES = (HASHES, BOXED, PHRASE, LAST)
+UNPARSED = "unparsed"
+NEAR = 400  # characters after "the answer is" in which its number is looked for
+
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*")
+# Nothing but a name, an equals sign or markup may stand between the mark and its number.
+_LEAD = re.compile(
+    r"[\s$(*:=~≈]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?[\s:=*$]*)?(?:[A-Za-z]\s*=\s*)?",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"\s*[0-9]{1,2}[.)]\s+\S")  # "#### 2. Second step"
+_BOX = re.compile(r"\\f?box(?:ed)?\s*(?=\{)|\\boxed\s+(?=[-+$.0-9])")
+_PHRASE = re.compile(
+    r"\banswers?\b[^.!?\n:=]{0,60}?(?:\s(?:is|are|was|equals?|would\s+be|will\s+be|becomes)\b|\s*[:=])"
+    r"(?!\s+not\b)",
+    re.IGNORECASE,
+)
+_END = re.compile(r"[.!?](?=\s|$)|\n")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found. `value` and `text` are None when nothing was; `notes` say what was passed
+    over and what looks wrong with the text."""
+
+    value: Fraction | None
+    text: str | None
+    rule: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parsed(self) -> bool:
+        return self.value is not None
+
+    def equals(self, gold: Fraction) -> bool:
+        """Whether it is exactly the wanted number."""
+        return self.value is not None and self.value == gold
+
+    def to_json(self) -> dict[str, Any]:
+        return {"answer": self.text, "rule": self.rule, "notes": list(self.notes)}
+
+
+def extract(text: str | None) -> Answer:
+    """The answer in a text (thinking, if any, is taken off first); None is an empty text."""
+    notes: list[str] = []
+    _, answer, tagged = think.split(text or "")
+    if tagged:
+        notes.append(think.WARNING)
+    boxes, open_at = _boxes(answer, notes)
+    if open_at is not None:
+        answer = answer[:open_at]
+    for rule, find in (
+        (HASHES, lambda: _after_hashes(answer)),
+        (BOXED, lambda: _in_boxes(boxes, notes)),
+        (PHRASE, lambda: _after_phrase(answer)),
+        (LAST, lambda: _last(answer)),
+    ):
+        found = find()
+        if found is not None:
+            return Answer(found.value, found.text, rule, tuple(dict.fromkeys(notes)))
+    return Answer(None, None, UNPARSED, tuple(dict.fromkeys(notes)))
+
+
+def gold(solution: str) -> Fraction:
+    """The number after `####` of a reference solution. ValueError where there is none."""
+    found = extract(solution)
+    if found.rule != HASHES or found.value is None:
+        raise ValueError("the solution has no number after ####")
+    return found.value
+
+
+# -- the rules -----------------------------------------------------------------------------------
+
+
+def _after_hashes(text: str) -> numbers.Number | None:
+    for match in reversed(list(_HASHES.finditer(text))):
+        line = text[match.end() :].partition("\n")[0]
+        box = _BOX.search(line)
+        if box is not None and not line[: box.start()].strip(" $*"):
+            line = line[box.end() :]
+        line = numbers.plain(line)
+        if _HEADING.match(line):
+            continue
+        found = numbers.find(line)
+        lead = _LEAD.match(line)
+        if found and lead is not None and line[lead.end() : found[0].start].strip(" $(+") == "":
+            return found[0]
+    return None
+
+
+def _boxes(text: str, notes: list[str]) -> tuple[list[str], int | None]:
+    """The contents of all complete boxes, and where an unclosed one begins."""
+    found: list[str] = []
+    at = 0
+    while (match := _BOX.search(text, at)) is not None:
+        if text[match.end()] != "{":
+            found.append(re.split(r"[\s$]", text[match.end() :].lstrip("$"), maxsplit=1)[0])
+            at = match.end()
+            continue
+        end = _closing(text, match.end())
+        if end is None:
+            notes.append("unclosed box")
+            return found, match.start()
+        found.append(text[match.end() + 1 : end])
+        at = match.end() + 1  # a box may hold a box
+    return found, None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace that opens at `start` is closed; `\\{` and `\\}` are no braces."""
+    depth, at = 0, start
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\":
+            at += 2
+            continue
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return at
+        at += 1
+    return None
+
+
+def _in_boxes(boxes: list[str], notes: list[str]) -> numbers.Number | None:
+    for content in reversed(boxes):
+        if not content.strip():
+            notes.append("empty box")
+            continue
+        found = _first(numbers.plain(content))
+        if found is not None:
+            return found
+        notes.append("box without a number")
+    return None
+
+
+def _after_phrase(text: str) -> numbers.Number | None:
+    for match in reversed(list(_PHRASE.finditer(text))):
+        rest = text[match.end() : match.end() + NEAR].lstrip(" \t\n*:$\\([")
+        found = _first(numbers.plain(_sentence(rest)))
+        if found is not None:
+            return found
+    return None
+
+
+def _sentence(text: str) -> str:
+    end = _END.search(text)
+    return text[: end.start()] if end else text
+
+
+def _first(text: str) -> numbers.Number | None:
+    """The first number, but the one after the last "=" where there is one: units may hold figures
+    (m^2), and a sum's result stands behind it."""
+    return next(
+        (found[0] for part in _parts(text) if (found := numbers.find(part))),
+        None,
+    )
+
+
+def _parts(text: str) -> Iterator[str]:
+    head, equals, tail = text.rpartition("=")
+    if equals:
+        yield tail
+    yield head or tail
+
+
+def _last(text: str) -> numbers.Number | None:
+    found = numbers.find(numbers.plain(text))
+    return found[-1] if found else None
