@@ -111,7 +111,8 @@ def digest(value: Any) -> str:
 def workloads(
     sizes: Mapping[str, int], names: Sequence[str] | None = None, *, texts: str = "general"
 ) -> list[Workload]:
-    """The named workloads (all four by default), with a recipe's sizes and its kind of `texts`.
+    """The named workloads (the four of NAMES by default; `workloads_more` has others), with a
+    recipe's sizes and its kind of `texts`.
 
     UsageError for a name, a size or texts that do not exist, or a size that makes no sense.
     """
@@ -130,11 +131,14 @@ def workloads(
             raise UsageError(
                 f"The size {name} must be a whole number of at least 1, not {value!r}."
             )
+    from sparkling import workloads_more as more  # it builds on this module
+
     made = {w.name: w for w in _all(s, TEXTS[texts])}
     for name in names or ():
-        if name not in made:
-            raise UsageError(f"There is no workload {name!r}; there are {', '.join(made)}.")
-    return [made[name] for name in (names or NAMES)]
+        if name not in made and name not in more.NAMES:
+            every = (*made, *more.NAMES)
+            raise UsageError(f"There is no workload {name!r}; there are {', '.join(every)}.")
+    return [made[n] if n in made else more.make(n, s) for n in (names or NAMES)]
 
 
 def repeats_of(sizes: Mapping[str, int], given: int | None = None) -> int:
