@@ -209,13 +209,14 @@ def evaluations(
     )
     return Evaluation(
         joined.note,
-        (_outcome(labels[0], first), _outcome(labels[1], second)),
+        (outcome(labels[0], first), outcome(labels[1], second)),
         paired(table, margin=margin),
         tuple(ratios(joined.a, joined.b, seed=seed)),
     )
 
 
-def _outcome(arm: str, rows: Sequence[Mapping[str, Any]]) -> Outcome:
+def outcome(arm: str, rows: Sequence[Mapping[str, Any]]) -> Outcome:
+    """How one arm's questions ended; accept length = Σ tokens ÷ Σ rounds."""
     states = Counter(str(r.get("status") or "ok") for r in rows)
     ordered = {s: states[s] for s in (*STATES, *sorted(states.keys() - set(STATES)))}
     lengths = accept_interval({"prompt": r["id"], "spec": r.get("spec")} for r in rows)
@@ -354,6 +355,7 @@ __all__ = [
     "compare_sides",
     "drift",
     "evaluations",
+    "outcome",
     "ratios",
     "within",
 ]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkling.show import View, rows_of, table
+from sparkling import stats
+from sparkling.show import View, esc, rows_of, table
 
 MAX_BYTES = 60_000
 COLOURS = ("#5b6675", "#2f6f9f", "#3a8f5c", "#c9772b", "#8a5aa8", "#a33f4b")
@@ -73,6 +75,65 @@ def _bars(rungs: list[Any], summary: Any, where: str) -> bytes:
     figure.text(0.02, 1.0 - 0.26 / height, title, fontsize=11, weight="bold")
     figure.text(0.02, 0.08 / height, "\n".join(caption), fontsize=7.5, color="#3d4754", va="bottom")
     return _png(figure)
+
+
+def ecdf(
+    groups: Mapping[str, Sequence[float | None]],
+    *,
+    label: str,
+    unit: str,
+    title: str,
+    where: str = "",
+) -> View | None:
+    """The whole distribution of each group as a curve: how large a share is at most so large.
+
+    groups: values by arm, in the order to draw. None when there is no value at all. The axis is
+    logarithmic where the largest value is more than twenty times the smallest.
+    """
+    curves = {arm: stats.ecdf(values) for arm, values in groups.items()}
+    curves = {arm: curve for arm, curve in curves.items() if curve[0]}
+    if not curves:
+        return None
+    counts = {arm: sum(v is not None for v in groups[arm]) for arm in curves}
+    n = ", ".join(f"{arm} n={count}" for arm, count in counts.items())
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.4), facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.09, 0.235, 0.87, 0.63))
+    low = min(curve[0][0] for curve in curves.values())
+    high = max(curve[0][-1] for curve in curves.values())
+    for i, (arm, (values, share)) in enumerate(curves.items()):
+        style = ("-", "--", "-.", ":")[i % 4]
+        colour = COLOURS[i % len(COLOURS)]
+        drawn = _thin([values[0], *values], [0.0, *share])
+        axes.step(*drawn, where="post", ls=style, color=colour, lw=1.8, label=arm)
+    for share in (0.5, 0.9, 0.99):
+        axes.axhline(share, color="#e6eaf0", lw=0.7, zorder=0)
+    axes.set_yticks([0, 0.5, 0.9, 0.99], ["0", "P50", "P90", "P99"], fontsize=8)
+    axes.set_ylim(0, 1.01)
+    if low > 0 and high > 20 * low:
+        axes.set_xscale("log")
+    axes.set_xlabel(f"{label}, {unit}", fontsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.text(0.02, 0.92, title, fontsize=11, weight="bold")
+    caption = textwrap.wrap(f"Measured{' on ' + where if where else ' here'}. {n}.", 138)
+    figure.text(0.02, 0.02, "\n".join(caption[:2]), fontsize=7.5, color="#3d4754", va="bottom")
+    text = f"{title}: {label} by arm, {n}"
+    return View(f"<p>{esc(text)}</p>", text, _png(figure))
+
+
+def _thin(
+    values: list[float], share: list[float], most: int = 1500
+) -> tuple[list[float], list[float]]:
+    """At most about `most` points of a curve, its ends kept: more than a picture can show."""
+    step = max(1, len(values) // most)
+    keep = sorted({*range(0, len(values), step), len(values) - 1})
+    return [values[i] for i in keep], [share[i] for i in keep]
 
 
 def _png(figure: Any) -> bytes:
