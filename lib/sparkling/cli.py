@@ -45,6 +45,9 @@ def _lane_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--recipe", help="a recipe's name or file (default: the lane's)")
     parser.add_argument("--model", help="the checkpoint's directory (default: the recipe's)")
+    parser.add_argument(
+        "--edition", help="the build of SGLang, one of the recipe's editions (default: its first)"
+    )
 
 
 def _launch_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +60,8 @@ def _lane(args: argparse.Namespace) -> Lane:
     from sparkling import lane
 
     # In our own environment, so that whatever we start (kernels of the suite) sees the same.
-    for name, value in (("RECIPE", args.recipe), ("MODEL", args.model)):
+    told = {"RECIPE": args.recipe, "MODEL": args.model, "EDITION": getattr(args, "edition", None)}
+    for name, value in told.items():
         if value:
             os.environ[f"SPARKLING_{name}"] = value
     return lane.detect(args.lane)
@@ -66,7 +70,7 @@ def _lane(args: argparse.Namespace) -> Lane:
 def _book(where: Lane) -> Recipe:
     from sparkling import recipe
 
-    return recipe.load(where.recipe_path, root=where.root)
+    return recipe.load(where.recipe_path, root=where.root).with_edition(where.edition)
 
 
 def _launch(args: argparse.Namespace, where: Lane, stage: str, variant: str | None) -> Launch:

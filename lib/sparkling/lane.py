@@ -6,7 +6,8 @@ the place of the runs; nothing else in the library asks what machine it runs on.
 
 Environment, each optional: `SPARKLING_LANE` (wins over detection), `SPARKLING_ROOT`,
 `SPARKLING_SERVER_PYTHON`, `SPARKLING_RECIPE` (a file or the name of one in `env/recipes`),
-`SPARKLING_MODEL`, `SPARKLING_RUNS`. Relative paths in them are taken from the working directory.
+`SPARKLING_EDITION` (the build of SGLang, one of the recipe's editions), `SPARKLING_MODEL`,
+`SPARKLING_RUNS`. Relative paths in them are taken from the working directory.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Lane:
     model: Path
     runs: Path
     reason: str
+    edition: str = "stock"
 
     @property
     def cache(self) -> Path:
@@ -228,6 +230,7 @@ def tiny_model(root: Path) -> Path:
 def detect(
     kind: str = "auto",
     *,
+    edition: str | None = None,
     root: Path | str | None = None,
     env: Mapping[str, str] = os.environ,
     probe: Probe = probe_gpus,
@@ -236,12 +239,13 @@ def detect(
 
     Args:
         kind: `spark`, `gpu`, `cpu`, or `auto` to let `SPARKLING_LANE` and then the probe decide.
+        edition: one of the recipe's; `SPARKLING_EDITION`, then the recipe decide when not given.
         root: repository root; found by `find_root` when not given.
         env: the environment to read.
         probe: what looks for GPUs; called only when nobody said which lane.
 
     Raises:
-        UsageError: an unknown lane, no checkout, or a recipe that cannot be read.
+        UsageError: an unknown lane or edition, no checkout, or a recipe that cannot be read.
     """
     from sparkling import recipe as recipes
 
@@ -249,15 +253,18 @@ def detect(
     base = absolute(root) if root is not None else find_root(env)
     told = env.get("SPARKLING_RECIPE", "").strip()
     recipe_path = recipes.locate(told or RECIPES[chosen], root=base)
-    # The recipe says where its checkpoint lives: another one slots in through the recipe alone.
-    model = _place(env, "SPARKLING_MODEL") or recipes.load(recipe_path, root=base).model
+    # The recipe says where its checkpoint lives and which SGLang serves it: another one slots in
+    # through the recipe alone.
+    book = recipes.load(recipe_path, root=base)
+    book = book.with_edition(edition or env.get("SPARKLING_EDITION", "").strip() or None)
     return Lane(
         kind=chosen,
         root=base,
         server_python=_place(env, "SPARKLING_SERVER_PYTHON")
-        or base / ".venv-server" / "bin" / "python",
+        or base / book.built.environment / "bin" / "python",
         recipe_path=recipe_path,
-        model=model,
+        model=_place(env, "SPARKLING_MODEL") or book.model,
         runs=_place(env, "SPARKLING_RUNS") or base / "runs",
         reason=reason,
+        edition=book.edition,
     )

@@ -73,17 +73,22 @@ def begin(
     run_id: str = "",
     *,
     recipe: str = "",
+    edition: str = "",
     params: Mapping[str, Any] | None = None,
 ) -> Session:
     """Open a notebook: its lane, recipe and run folder. Starts nothing.
 
     lane: "spark", "gpu", "cpu" or "auto". run_id: "" for a new run; the suite gives its own.
-    recipe: a name or a file instead of the lane's. Raises UsageError.
+    recipe: a name or a file instead of the lane's. edition: the build of SGLang, one of the
+    recipe's; "" for SPARKLING_EDITION's or the recipe's own. Raises UsageError.
     """
-    where = _lane.detect(lane)
+    where = _lane.detect(lane, edition=edition or None)
     chosen = _recipe.load(recipe or where.recipe_path, root=where.root)
+    if where.edition in chosen.editions:  # another recipe may have others
+        chosen = chosen.with_edition(where.edition)
     run = store.open_run(where.runs, run_id or None, notebook=name, params=dict(params or {}))
-    run.update({"lane": where.kind, "recipe": {"name": chosen.name, "sha256": chosen.sha256}})
+    made_of = {"name": chosen.name, "sha256": chosen.sha256, "edition": chosen.edition}
+    run.update({"lane": where.kind, "recipe": made_of})
     tidy.guard_kernel()
     session = Session(name, where, chosen, run)
     atexit.register(session.stop)

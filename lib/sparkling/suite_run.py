@@ -320,6 +320,7 @@ def environment(lane: Lane, run_dir: Path, scratch: Path) -> dict[str, str]:
         "SPARKLING_ROOT": str(lane.root),
         "SPARKLING_SERVER_PYTHON": str(lane.server_python),
         "SPARKLING_RECIPE": str(lane.recipe_path),
+        "SPARKLING_EDITION": lane.edition,
         "SPARKLING_MODEL": str(lane.model),
         "SPARKLING_RUNS": str(lane.runs),
         tidy.MARK: str(run_dir.absolute()),

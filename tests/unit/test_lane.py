@@ -271,3 +271,32 @@ def test_the_driver_names_the_gpu_when_nvidia_smi_does_not(tmp_path):
     seen = probe_gpus(str(tmp_path / "none"), proc=tmp_path / "gpus")
     assert seen.gpus == (Gpu("NVIDIA GB10"),) and seen.gpus[0].is_spark
     assert "is not installed" in seen.note
+
+
+# -- editions ------------------------------------------------------------------------------------
+
+
+def test_the_edition_picks_the_servers_environment(root):
+    def found(**given):
+        return detect("spark", root=root, env={}, probe=never, **given)
+
+    assert found().edition == "stock"
+    assert found().server_python == root / ".venv-server-spark" / "bin" / "python"
+    fork = found(edition="fork")
+    assert fork.server_python == root / ".venv-server-spark-fork" / "bin" / "python"
+    assert fork.edition == "fork" and fork.model == found().model
+    assert detect("cpu", root=root, env={}).server_python == root / ".venv-server/bin/python"
+
+
+def test_the_edition_from_the_environment(root):
+    env = {"SPARKLING_EDITION": " fork ", "SPARKLING_LANE": "gpu"}
+    assert detect(root=root, env=env, probe=never).edition == "fork"
+    assert detect(root=root, env=env, probe=never, edition="stock").edition == "stock"
+    own = {**env, "SPARKLING_SERVER_PYTHON": "/venv/bin/python"}
+    assert detect(root=root, env=own).server_python == Path("/venv/bin/python")
+    with pytest.raises(UsageError, match="has no edition 'fork'"):
+        detect("cpu", root=root, env=env)
+
+
+def test_no_devices_is_no_gpu():
+    assert parse_smi("No devices were found\n") == ()
