@@ -21,7 +21,9 @@ SWITCHES = ("humming", "fp8-head", "nextn")
 
 FP8_HEAD_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SGLANG_ENABLE_FP8_LM_HEAD")
 # SPARKLING_STATUS_FILE is not among them: `server.start` sets it, per start.
-PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD")
+TRAP = "SPARKLING_TRAP"
+TRAPS = ("tensor-only",)
+PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD", TRAP)
 
 # SGLang resolves NEXTN to EAGLE, and for Ling both mean the checkpoint's own NextN layer.
 NEXTN = ("NEXTN", "EAGLE")
@@ -129,6 +131,8 @@ def forbidden_variable(name: str, value: str) -> str | None:
         return "the place of the status file is chosen at each start"
     if name in FP8_HEAD_VARIABLES and value not in ("0", "1"):
         return f'is "1" or "0", not {value!r}'
+    if name == TRAP and value not in TRAPS:
+        return f"is one of {', '.join(TRAPS)}, not {value!r}"
     if _SECRET_VARIABLE.search(name):
         return "a recipe holds no secrets; export it in your own shell instead"
     return "its value looks like a secret, and a recipe holds none" if _secret(value) else None
@@ -144,7 +148,7 @@ def _secret(value: Any) -> bool:
 
 def check(settings: Settings, sizes: dict[str, int]) -> None:
     """Raise UsageError on the first contradiction in a whole stage."""
-    for rule in (_head, _moe, _speculation, _gpus):
+    for rule in (_head, _moe, _speculation, _trap, _gpus):
         rule(settings)
     _context(settings, sizes)
 
@@ -206,6 +210,11 @@ def _speculation(s: Settings) -> None:
             NEXTN_NUMBERS[2],
             f"is {draft}, but {steps} steps at top-k {topk} give 2 to {most} draft tokens",
         )
+
+
+def _trap(s: Settings) -> None:
+    if TRAP in s.env and s.env.get("SPARKLING_SHARE_HEAD") == "1":
+        raise s.refuse(TRAP, "contradicts SPARKLING_SHARE_HEAD = 1, which shares the whole head")
 
 
 def _gpus(s: Settings) -> None:

@@ -35,6 +35,8 @@ More, for the notebooks that want it::
     nb.require("humming")                          # raises with that reason (for scripts)
     nb.wanted("nextn")                             # the evidence a stage will be asked for
     nb.diff("nextn", against="baseline")          # against any other stage
+    nb.start("nextn", variant="trap")              # a variant of a stage: its arm is "nextn-trap"
+    nb.prove(broken=True)                          # for a stage that is broken on purpose
     nb.ask("What is 17 x 23?", max_tokens=200)     # one streamed request, shown with its timings
     nb.measure(["long-answer"], repeats=5)         # chosen workloads, chosen repeats
     nb.ladder()                                    # every arm of this run as one picture
@@ -60,7 +62,7 @@ from sparkling import proof as _proof
 from sparkling import recipe as _recipe
 from sparkling import server as _server
 from sparkling.client import Client
-from sparkling.errors import UsageError
+from sparkling.errors import SparklingError, UsageError
 from sparkling.files import read_json
 from sparkling.live import in_kernel
 from sparkling.recipe import Launch
@@ -102,6 +104,7 @@ class Session:
         self.name, self.lane, self.recipe, self.run = name, lane, recipe, run
         self.server: _server.Server | None = None
         self.stage: str | None = None
+        self.arm: str | None = None  # the stage, with the variant that is laid over it
         self.proofs: list[_proof.Proof] = []
         self._answered = False  # a server was started here and generated a token
         self._missing: str | None = None  # why the stage asked for last cannot run here
@@ -151,14 +154,18 @@ class Session:
         """The whole command of a stage, ready to copy."""
         return self._elsewhere(stage, show.command(self.launch(stage, variant=variant)))
 
-    def diff(self, stage: str, against: str | None = None) -> show.View:
-        """What a stage changes against the one before it on its ladder (or against another)."""
+    def diff(
+        self, stage: str, against: str | None = None, *, variant: str | None = None
+    ) -> show.View:
+        """What a stage changes against the one before it on its ladder (or against another); with
+        `variant`, what that changes in the stage."""
         recipe, model = self._book(stage)
-        other = against or recipe.stage(stage).parent
+        other = against or (stage if variant else recipe.stage(stage).parent)
         if other is None:
             return show.note(f"{stage} is where the ladder begins: there is nothing before it.")
         before, after = (
-            recipe.render(s, model=model, cache=self.lane.cache) for s in (other, stage)
+            recipe.render(s, model=model, variant=v, cache=self.lane.cache)
+            for s, v in ((other, None), (stage, variant))
         )
         return self._elsewhere(stage, show.diff(before, after))
 
@@ -182,12 +189,13 @@ class Session:
         """
         self.stop()
         self.stage, self._missing = stage, self.unavailable(stage)
+        self.arm = f"{stage}-{variant}" if variant else stage
         if self._missing:
             return show.note(f"Nothing is started: {self._missing}")
         launch = self.launch(stage, variant=variant, port=0)
-        log = self.run.path("logs", f"{stage}-{time.strftime('%H%M%S')}.log")
+        log = self.run.path("logs", f"{self.arm}-{time.strftime('%H%M%S')}.log")
         self.run.add_secret(api_key)
-        with show.Live(f"Starting {stage}") as live:
+        with show.Live(f"Starting {self.arm}") as live:
             self.server = _server.start(
                 launch,
                 python=self.lane.server_python,
@@ -199,8 +207,8 @@ class Session:
             )
             self._answered = True
             live.end(f"ready after {self.server.ready_seconds:.0f} s")
-        self.run.update({"launches": {stage: self.server.launch.to_json()}})
-        where = f"{stage} is ready at {self.server.url} after {self.server.ready_seconds:.0f} s"
+        self.run.update({"launches": {self.arm: self.server.launch.to_json()}})
+        where = f"{self.arm} is ready at {self.server.url} after {self.server.ready_seconds:.0f} s"
         return show.note(f"{where}; its log is {log.name}.")
 
     @property
@@ -208,16 +216,26 @@ class Session:
         """A Client of the running server. Raises UsageError when none runs."""
         return self._running("ask").client()
 
-    def prove(self) -> _proof.Proof:
+    def prove(self, *, broken: bool = False) -> _proof.Proof:
         """Is every switch of the stage what it should be? Raises NotLive, evidence shown first.
 
         Where the lane cannot run the stage: the recording of it, which proves nothing here.
+        `broken`: the stage was broken on purpose, so the proof must find it: its evidence is
+        returned, and SparklingError raised if it finds nothing.
         """
         if self._missing:
             return self._recorded_proof()
         running = self._running("prove")
         proof = _proof.prove(running, baseline=self._reference())
+        proof.stage = self.arm or proof.stage
         self.run.save(f"proof-{proof.stage}", proof)
+        if broken:
+            if proof.ok:
+                _display(show.proof(proof))
+                raise SparklingError(
+                    f"{proof.stage} was to be broken, and its proof found nothing."
+                )
+            return proof
         self.proofs.append(proof)
         if not proof.ok:
             _display(show.proof(proof))
@@ -236,10 +254,10 @@ class Session:
         if self._missing:
             return show.note(f"Nothing is measured: {self._missing}")
         running = self._running("measure")
-        with show.Live(f"Measuring {self.stage}") as live:
+        with show.Live(f"Measuring {self.arm}") as live:
             rows = bench.run(
                 running,
-                arm=str(self.stage),
+                arm=str(self.arm),
                 launch=running.launch,
                 workloads=chosen,
                 repeats=count,

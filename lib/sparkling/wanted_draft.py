@@ -17,13 +17,22 @@ from sparkling.evidence import (
     arguments_of,
     count,
 )
+from sparkling.stats import wilson
 
 MIN_ROUNDS = 20
 """Rounds below which an accept length says nothing."""
 
-MIN_ACCEPT = 1.05
-"""An accept length below this means that fewer than one draft in twenty rounds was kept. Above
-1.00, because a broken draft still hits by chance now and then."""
+MIN_ACCEPT = 1.3
+"""An accept length below this means that the draft contributes nothing worth its price.
+
+Not 1.00, because a broken draft still hits by chance: on Sparklet, the draft that reads an FP8 head
+without its scales (`SPARKLING_TRAP`) keeps 1.03 to 1.10 tokens a round. And a round of 3/1/4 costs at
+least 1.6 plain steps wherever one was measured (1.62 on an H200, about 2 derived for a Spark), so a
+draft below 1.3 pays nowhere. Sound drafts were at 2.2 or more (published for a Spark: 2.68).
+"""
+
+DRAFTS = 3
+"""Drafts of a round where the reply does not say how many were proposed."""
 
 NEXTN_CLASS = "BailingMoeForCausalLMNextN"
 
@@ -72,6 +81,7 @@ def _draft_head(f: Findings, on: bool, facts: LogFacts | None, status: Info) -> 
         shared, dtype = draft.get("head_shared"), draft.get("head_dtype")
         words = {True: "shared", False: "not shared", None: "sharing not reported"}[shared]
         found = f"{draft.get('class')}, head {words}" + (f" ({dtype})" if dtype else "")
+        found += f", SPARKLING_TRAP={draft['trap']}" if draft.get("trap") else ""
         if on:
             f.add("status", "the draft uses the target's whole head", found, shared, *UNSHARED)
         else:
@@ -108,9 +118,22 @@ def _no_rounds(f: Findings, facts: LogFacts | None, status: Info, probe: Probe |
 
 
 NOTHING = (
-    "the draft contributes nothing: each round keeps only the token that plain decoding would give",
+    "the draft contributes nothing: a round keeps hardly more than the token that plain decoding "
+    "would give",
     "check that the draft shares the target's head and that the checkpoint's NEXTN layer is trained",
 )
+
+
+def accept_bounds(length: float, rounds: int, drafts: int = DRAFTS) -> tuple[float, float]:
+    """A 95 % interval of an accept length over `rounds` rounds of `drafts` drafts.
+
+    Wilson's interval of the kept share of drafts with n = rounds: the drafts of one round stand or
+    fall together, and a share that lies between 0 and 1 varies at most as much as a yes or no of
+    the same mean, so the true interval is hardly wider.
+    """
+    kept = min(max((length - 1.0) / drafts, 0.0), 1.0)
+    share = wilson(round(kept * rounds), rounds)
+    return 1.0 + drafts * share.low, 1.0 + drafts * share.high
 
 
 def _accepts(f: Findings, facts: LogFacts | None, status: Info, probe: Probe | None) -> None:
@@ -118,13 +141,15 @@ def _accepts(f: Findings, facts: LogFacts | None, status: Info, probe: Probe | N
     length = probe.accept_length if probe else None
     rounds = (probe.rounds or 0) if probe else 0
     decided = length is not None and rounds >= MIN_ROUNDS
+    cause, remedy = _why(status)
     if facts and facts.accept:
         useful = max(a for a, _ in facts.accept) >= MIN_ACCEPT
         found = f"{facts.accept[-1][0]:.2f} in the last of {len(facts.accept)}"
         # Other requests and other windows: they confirm, but never overrule the probe.
         verdict = True if useful else (None if decided else False)
-        f.add("log", "accept length > 1.00 in the decode lines", found, verdict, *NOTHING)
-    want = f"accept length > 1.00 over at least {MIN_ROUNDS} rounds"
+        want = f"accept length of at least {MIN_ACCEPT:g} in the decode lines"
+        f.add("log", want, found, verdict, cause, remedy)
+    want = f"accept length of at least {MIN_ACCEPT:g} over at least {MIN_ROUNDS} rounds"
     if probe is None:
         f.add("probe", want, "no probe", None)
     elif length is None:
@@ -136,12 +161,22 @@ def _accepts(f: Findings, facts: LogFacts | None, status: Info, probe: Probe | N
     elif not decided:
         f.add("probe", want, f"{length:.2f} over only {count(rounds, 'round')}", None)
     else:
-        cause, remedy = NOTHING
-        head = status.get("head") if status else None
-        if isinstance(head, Mapping) and "float8" in str(head.get("dtype")):
-            cause += " (with an FP8 head, usually a draft that got its weights without the scales)"
-        found = f"{length:.2f} over {rounds} rounds"
+        drafts = round(probe.proposed / rounds) if probe.proposed else DRAFTS
+        low, high = accept_bounds(length, rounds, max(drafts, 1))
+        found = f"{length:.2f} [{low:.2f}, {high:.2f}] over {rounds} rounds"
         f.add("probe", want, found, length >= MIN_ACCEPT, cause, remedy)
+
+
+def _why(status: Info) -> tuple[str, str]:
+    """Cause and remedy of a draft that contributes nothing, as far as the status file knows them."""
+    cause, remedy = NOTHING
+    draft, head = ((status or {}).get(key) for key in ("draft", "head"))
+    if isinstance(draft, Mapping) and draft.get("trap"):
+        cause += f" (SPARKLING_TRAP={draft['trap']}: it got the head's tensor without its scales)"
+        return cause, "start the stage without the variant that sets the trap"
+    if isinstance(head, Mapping) and "float8" in str(head.get("dtype")):
+        cause += " (with an FP8 head, usually a draft that got its weights without the scales)"
+    return cause, remedy
 
 
 def accept_readings(info: Info, facts: LogFacts | None, probe: Probe | None) -> list[Reading]:

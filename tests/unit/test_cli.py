@@ -89,7 +89,7 @@ def test_every_command_has_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
     names = ["render", "serve", "stop", "prove", "bench", "suite", "report", "tiny", "doctor"]
-    for name in [*names, "check-notebooks", "stats", "compare"]:
+    for name in [*names, "check-notebooks", "stats", "compare", "inventory", "costmodel"]:
         assert f"\n    {name}" in out
         code, text, _ = run(capsys, name, "--help")
         assert code == 0 and text.startswith(f"usage: sparkling {name}")
@@ -187,7 +187,7 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (
             ["render", "nextn", "--variant", "yarn"],
-            "env/recipes/sparklet.toml has no variant 'yarn' (variants: none).",
+            "env/recipes/sparklet.toml has no variant 'yarn' (variants: trap).",
         ),
         (
             ["render", "humming"],

@@ -223,3 +223,31 @@ def test_a_session_stops_its_server_at_exit(tmp_path, root):
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("stopped at exit")
     assert Path(tmp_path / "runs").is_dir()
+
+
+def test_a_variant_is_an_arm_of_its_own(session, monkeypatch):
+    monkeypatch.setattr(proof, "prove", lambda *_a, **_k: proved("nextn", "not live"))
+    text = str(session.diff("nextn", variant="trap"))
+    assert "SPARKLING_TRAP" in text and "--speculative" not in text
+    assert "nextn-trap is ready" in str(session.start("nextn", variant="trap"))
+    assert session.started[0].launch.env["SPARKLING_TRAP"] == "tensor-only"
+    assert session.started[0].log.name.startswith("nextn-trap-")
+    got = session.prove(broken=True)
+    assert (got.stage, got.ok, session.proofs) == ("nextn-trap", False, [])
+    assert (session.run.folder / "proof-nextn-trap.json").is_file()
+    asked = []
+    monkeypatch.setattr(
+        notebook.bench, "run", lambda *_a, **given: asked.append(given["arm"]) or []
+    )
+    monkeypatch.setattr(notebook.bench, "summarise", lambda _rows: [])
+    session.measure(["short-turn"])
+    session.start("nextn")
+    session.measure(["short-turn"])
+    assert asked == ["nextn-trap", "nextn"]
+
+
+def test_a_trap_that_did_not_take_is_an_error(session, monkeypatch):
+    monkeypatch.setattr(proof, "prove", lambda *_a, **_k: proved("nextn", "live"))
+    session.start("nextn", variant="trap")
+    with pytest.raises(SparklingError, match="nextn-trap was to be broken, and its proof found"):
+        session.prove(broken=True)

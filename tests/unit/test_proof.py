@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 from sparkling import log, recipe, recordings
@@ -604,3 +605,47 @@ def test_the_first_contradiction_is_told_before_the_unknown():
         Proof("x", [unknown, bad]).require()
     with pytest.raises(NotLive, match="declares no switch"):
         Proof("x", []).require()
+
+
+# -- the trap --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept", "state"), [(4, "not live"), (30, "not live"), (50, "live")])
+def test_a_draft_below_any_round_s_price_is_not_live(kept, state):
+    # 1.03, 1.25 and 1.41: a broken draft hits now and then, and no round costs less than 1.6 steps.
+    probe = dataclasses.replace(SPEC, tokens=122 + kept, rounds=121, correct=kept, proposed=363)
+    got = verdict("nextn", True, *change("nextn", lines=[LOADED, DRAFT], probe=probe))
+    assert got.state == state
+    (seen,) = [e for e in got.evidence if e.source == "probe"]
+    assert re.search(rf"{1 + kept / 121:.2f} \[\d\.\d\d, \d\.\d\d\] over 121 rounds", seen.found)
+
+
+def test_the_trap_is_called_by_its_name():
+    status = {
+        "head": FP8,
+        "draft": {
+            "class": "BailingMoeForCausalLMNextN",
+            "head_shared": False,
+            "head_dtype": "float8_e4m3fn",
+            "trap": "tensor-only",
+        },
+    }
+    probe = dataclasses.replace(SPEC, tokens=128, rounds=124, correct=3, proposed=372)
+    lines = [LOADED, DRAFT, decode(1.02)]
+    got = verdict("nextn", True, *change("nextn", lines=lines, status=status, probe=probe))
+    assert got.state == "not live"
+    assert got.sentence.startswith("switch 'nextn' is not live: the draft contributes nothing")
+    assert "SPARKLING_TRAP=tensor-only" in got.sentence and "variant" in got.remedy
+    (told,) = [e for e in got.evidence if e.source == "status" and e.ok is False]
+    assert "head not shared" in told.found and "SPARKLING_TRAP=tensor-only" in told.found
+
+
+def test_accept_bounds_hold_the_value_and_shrink_with_rounds():
+    from sparkling.wanted_draft import accept_bounds
+
+    low, high = accept_bounds(2.5, 40)
+    assert 2.0 < low < 2.5 < high < 3.0
+    narrower = accept_bounds(2.5, 4000)
+    assert low < narrower[0] < 2.5 < narrower[1] < high
+    assert accept_bounds(1.0, 64)[0] == 1.0 and accept_bounds(4.0, 64)[1] == 4.0
+    assert accept_bounds(1.0, 124)[1] < 1.3  # a useless draft's probe of 128 tokens decides

@@ -489,3 +489,13 @@ def test_every_setting_of_the_cpu_baselines_says_why(name):
     names = {*launch.env, *(word[2:] for word in launch.argv if word.startswith("--"))}
     given = {"model-path", "served-model-name", "host", "port"}
     assert names - given - set(book.why) - set(book.noop) == set()
+
+
+@pytest.mark.parametrize("name", ["sparklet", "tiny-ling", "ling-3.0-flash"])
+def test_the_trap_is_set_where_there_is_a_draft_and_nowhere_else(name, root):
+    book = recipe.load(name, root=root)
+    for stage in book.ladder:
+        plain, trap = (book.render(stage, model="m", variant=v) for v in (None, "trap"))
+        changes = [str(c) for c in recipe.diff(plain, trap)]
+        assert changes == (["+ SPARKLING_TRAP=tensor-only"] if stage == "nextn" else [])
+        assert plain.switches == trap.switches and plain.regime == trap.regime

@@ -44,6 +44,10 @@ def _register_main(patches: Patches, wanted: Switches) -> None:
         from sparkling_sglang import fp8_head
 
         fp8_head.register_main(patches)
+    if wanted.trap:
+        from sparkling_sglang import trap
+
+        trap.register_main(patches, wanted)
 
 
 def _register_scheduler(patches: Patches, wanted: Switches) -> None:
@@ -59,6 +63,10 @@ def _register_scheduler(patches: Patches, wanted: Switches) -> None:
         from sparkling_sglang import fp8_head
 
         fp8_head.register(patches)
+    if wanted.trap:
+        from sparkling_sglang import trap
+
+        trap.register(patches)
     share_head.register(patches, hand_over=wanted.share_head)
     # Last, so that its hooks see what the others have done.
     status.start(patches, wanted)

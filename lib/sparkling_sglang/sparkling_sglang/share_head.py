@@ -82,7 +82,7 @@ def _check(strict: bool, worker: Any) -> None:
     )
     if strict:
         raise DraftHeadError(sentence)
-    logger.warning(sentence)
+    logger.warning(sentence)  # where a trap was set, its own warning stands above
 
 
 def register(patches: Patches, *, hand_over: bool) -> None:

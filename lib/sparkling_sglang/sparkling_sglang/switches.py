@@ -9,6 +9,8 @@ from dataclasses import dataclass
 FP8_HEAD = "SPARKLING_FP8_LM_HEAD"
 FORK_FP8_HEAD = "SGLANG_ENABLE_FP8_LM_HEAD"  # the Spark fork's name; SGLang 0.5.23 ignores it
 SHARE_HEAD = "SPARKLING_SHARE_HEAD"
+TRAP = "SPARKLING_TRAP"
+TENSOR_ONLY = "tensor-only"
 STATUS_FILE = "SPARKLING_STATUS_FILE"
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 
@@ -24,32 +26,37 @@ class Switches:
     """What the environment asks for.
 
     ``share_head`` hands the target's whole LM-head module to the NEXTN draft. It follows
-    ``fp8_head`` unless ``SPARKLING_SHARE_HEAD`` says otherwise: 0 reproduces the trap in which the
-    draft reads a quantized weight without its scales.
+    ``fp8_head`` unless ``SPARKLING_SHARE_HEAD`` says otherwise: with 0 the draft is left with what
+    SGLang gives it. ``trap`` is the teaching switch's value (see :mod:`sparkling_sglang.trap`).
     """
 
     cpu_engine: bool
     fp8_head: bool
     share_head: bool
     status_file: str | None
+    trap: str | None = None
 
     @property
     def idle(self) -> bool:
         """True when there is nothing for this plugin to do."""
-        return not (self.cpu_engine or self.fp8_head or self.share_head or self.status_file)
+        asked = self.fp8_head or self.share_head or self.trap or self.status_file
+        return not (self.cpu_engine or asked)
 
     def ids(self) -> dict[str, bool]:
-        """Switch ids as recipes and the status file name them."""
-        return {"fp8-head": self.fp8_head, "share-head": self.share_head}
+        """Switch ids as recipes and the status file name them; a trap only where one is set."""
+        ids = {"fp8-head": self.fp8_head, "share-head": self.share_head}
+        return ids | ({"trap": True} if self.trap else {})
 
 
 def read(env: Mapping[str, str] | None = None) -> Switches:
     """Read the switches from ``env`` (default: ``os.environ``)."""
     env = os.environ if env is None else env
     fp8_head = _on(env, FP8_HEAD) or _on(env, FORK_FP8_HEAD)
+    trap = env.get(TRAP, "").strip() or None
     return Switches(
         cpu_engine=_on(env, CPU_ENGINE),
         fp8_head=fp8_head,
-        share_head=_on(env, SHARE_HEAD, default=fp8_head),
+        share_head=_on(env, SHARE_HEAD, default=fp8_head and not trap),
         status_file=env.get(STATUS_FILE) or None,
+        trap=trap,
     )
