@@ -165,7 +165,7 @@ def inventory(where: Path | str | Mapping[str, Any] | Any) -> Inventory:
     if isinstance(where, Mapping):
         return _from_config(where, str(where.get("model_type", "model")), "the given configuration")
     if where == FLASH:
-        return _from_config(flash_config(), FLASH, "the sizes that come with this package")
+        return _flash_inventory()
     if hasattr(where, "ladder"):  # a recipe.Recipe, which is above this module
         if not (where.model / "config.json").is_file() and where.name == FLASH:
             return inventory(FLASH)
@@ -199,6 +199,11 @@ def inventory(where: Path | str | Mapping[str, Any] | Any) -> Inventory:
 @cache
 def _flash() -> dict[str, Any]:
     return tomllib.loads((_FACTS / f"{FLASH}.toml").read_text("utf-8"))
+
+
+@cache
+def _flash_inventory() -> Inventory:
+    return _from_config(_flash(), FLASH, "the sizes that come with this package")
 
 
 def flash_config() -> dict[str, Any]:

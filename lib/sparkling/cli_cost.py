@@ -1,0 +1,145 @@
+"""Commands over bytes: `inventory`, `costmodel`, `head`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sparkling.errors import UsageError
+
+
+def _source(args: argparse.Namespace) -> Any:
+    """The inventory that a command is about: --checkpoint, --recipe, else the lane's recipe."""
+    from sparkling import inventory, lane, recipe
+
+    if args.checkpoint and args.recipe:
+        raise UsageError("Give --checkpoint or --recipe, not both: a recipe names its checkpoint.")
+    if args.checkpoint:
+        return inventory.inventory(args.checkpoint)
+    root = lane.find_root()
+    where = args.recipe or lane.detect("auto").recipe_path
+    return inventory.inventory(recipe.load(where, root=root))
+
+
+def _inventory(args: argparse.Namespace) -> int:
+    from sparkling import show_cost
+
+    found = _source(args)
+    if args.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        print(show_cost.inventory(found))
+    return 0
+
+
+def _costmodel(args: argparse.Namespace) -> int:
+    from sparkling import costmodel, devices, puzzle, show_cost
+
+    if args.context < 0:
+        raise UsageError(f"--context {args.context} is impossible: give a number of tokens from 0.")
+    inv = _source(args)
+    inv.known()
+    rows = _rows(args.run) if args.run else []
+    here = devices.measure_here()
+    on = _device(args.device, rows, here)
+    found = [*devices.known().values(), here]
+    arms = costmodel.measured(rows, inv, on) if rows else []
+    predicted = costmodel.run_predictions(rows, inv, on) if rows else []
+    nextn = inv.known().nextn > 0
+    if args.json:
+        steps = {
+            head: {
+                "step": inv.step_bytes(context=args.context, head=head).to_json(),
+                "verification": inv.step_bytes(4, context=args.context, head=head).to_json(),
+                "round": inv.round_bytes(context=args.context, head=head).to_json()
+                if nextn
+                else None,
+                "round_cost": costmodel.byte_costs(inv, context=args.context, head=head).to_json()
+                if nextn
+                else None,
+            }
+            for head in ("BF16", "FP8")
+        }
+        out = {
+            "model": inv.model,
+            "source": inv.source,
+            "context": args.context,
+            "bytes": steps,
+            "devices": [one.to_json() for one in found],
+            "measured": [arm.to_json() for arm in arms],
+            "predictions": [one.to_json() for one in predicted],
+            "recorded": [one.to_json() for one in costmodel.recorded_predictions()],
+            "published": puzzle.settle().to_json(),
+        }
+        print(json.dumps(out, indent=1))
+        return 0
+    views: list[Any] = [show_cost.step(inv.step_bytes(context=args.context))]
+    if nextn:
+        views.append(show_cost.step(inv.round_bytes(context=args.context)))
+        views.append(show_cost.devices(inv, found, context=args.context))
+        views.append(show_cost.break_even_text(inv, context=args.context))
+    if rows:
+        views += [show_cost.measured(arms, on), show_cost.predictions(predicted)]
+    views.append(show_cost.predictions(costmodel.recorded_predictions()))
+    views.append(show_cost.puzzle(puzzle.settle()))
+    print("\n\n".join(map(str, views)))
+    return 0
+
+
+def _rows(run: str) -> list[dict[str, Any]]:
+    from pathlib import Path
+
+    from sparkling import costmodel, lane
+
+    folder = Path(run) if "/" in run else lane.runs_folder() / run
+    return costmodel.rows_of(folder)
+
+
+def _device(name: str | None, rows: list[dict[str, Any]], here: Any) -> Any:
+    from sparkling import devices
+
+    if name == "here":
+        return here
+    if name:
+        return devices.device(name)
+    gpus = (rows[0].get("machine") or {}).get("gpus") or () if rows else ()
+    if gpus:
+        found = devices.of_gpus(gpus)
+        if found is None:
+            raise UsageError(
+                f"The bandwidth of {gpus[0]} is not known here: name a device with --device."
+            )
+        return found
+    return here
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", metavar="DIR", help="a checkpoint's folder")
+    parser.add_argument(
+        "--recipe", metavar="R", help="a recipe's name or file (default: the lane's)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands of this module."""
+    inv = command("inventory", _inventory, "list a checkpoint's bytes by component and dtype")
+    inv.add_argument("checkpoint", metavar="DIR", nargs="?", help="a checkpoint's folder")
+    inv.add_argument("--recipe", metavar="R", help="a recipe's name or file (default: the lane's)")
+    inv.add_argument("--json", action="store_true", help="print JSON")
+    inv.epilog = (
+        "Only headers are read. Without weights the configuration decides; "
+        "`--recipe ling-3.0-flash` works with no checkpoint at all."
+    )
+
+    cost = command("costmodel", _costmodel, "say what a step and a round must cost, and did cost")
+    _options(cost)
+    cost.add_argument("--run", metavar="RUN", help="compare with what this run measured")
+    cost.add_argument(
+        "--device", metavar="D", help="spark, h200 or here (default: the run's GPU, else here)"
+    )
+    cost.add_argument(
+        "--context", type=int, default=1024, metavar="N", help="tokens in the cache (1024)"
+    )
