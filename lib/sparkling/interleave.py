@@ -3,7 +3,7 @@
     order.json       the order of the starts and what is measured; a resumed run keeps it
     blocks.jsonl     one row for each thing that happened to a start: "begun", "proved", "rested",
                      "measured", "good" (the proof after it holds too), "kept" or "failed"
-    attempts.jsonl   every row that `bench` measured, with `block`, `round` and `attempt`
+    attempts.jsonl   every row that was measured, with `block`, `round` and `attempt`
     rows.jsonl       the rows that count: those of blocks that were proved before and after
 
 A block is one start of one arm. A block that was cut short, by a kill or by a proof that failed, is
@@ -16,10 +16,11 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from sparkling import bench
+from sparkling import bench, procs
 from sparkling.errors import SparklingError, UsageError
 from sparkling.files import Journal, plain, read_json, read_rows, write_atomic
 from sparkling.order import Block, Order
@@ -32,30 +33,71 @@ Prove = Callable[[Any, str], Mapping[str, Any]]
 Say = Callable[[str], None]
 
 
+class Task(Protocol):
+    """What is measured in one block."""
+
+    def plan(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one that it resumes."""
+
+    def __call__(self, server: Any, block: Block, out: Path, facts: Mapping[str, Any]) -> None:
+        """Measure, and append rows that hold `facts` to `out` (JSONL)."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The task of asking every prompt of some workloads `per_start` times, one after the other."""
+
+    workloads: Sequence[Workload]
+    per_start: int = 1
+    warmup: int = 1
+    stall_s: float = 120.0
+    progress: bench.Progress | None = None
+
+    def plan(self) -> dict[str, Any]:
+        return {"per_start": self.per_start, "workloads": plan_of(self.workloads)}
+
+    def __call__(self, server: Any, block: Block, out: Path, facts: Mapping[str, Any]) -> None:
+        bench.run(
+            server,
+            arm=block.arm,
+            launch=server.launch,
+            workloads=self.workloads,
+            repeats=range(block.round * self.per_start, (block.round + 1) * self.per_start),
+            out=out,
+            warmup=self.warmup,
+            stall_s=self.stall_s,
+            progress=self.progress,
+            facts=facts,
+        )
+
+
+def plan_of(workloads: Sequence[Workload]) -> dict[str, Any]:
+    """Settings and a hash of the prompts of each workload."""
+    return {
+        w.name: {**w.settings(), "prompts": digest([p.__dict__ for p in w.prompts])}
+        for w in workloads
+    }
+
+
 def measure(
     order: Order,
     folder: Path,
     *,
     start: Start,
     prove: Prove,
-    workloads: Sequence[Workload],
-    per_start: int = 1,
-    warmup: int = 1,
-    stall_s: float = 120.0,
+    task: Task,
     rest: Callable[[Block], None] | None = None,
-    progress: bench.Progress | None = None,
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Measure every block that is not kept yet; return the rows that count.
 
-    `per_start`: how often each prompt is asked in one start. `rest` is called between the first
-    proof and the first request, with the server idle.
+    `rest` is called between the first proof and the first request, with the server idle.
 
     Raises UsageError when `folder` holds another measurement, NotLive when a proof fails (the
-    block's rows do not count) and what `bench.run` raises.
+    block's rows do not count) and what the task raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _same_plan(folder, order, workloads, per_start)
+    _same_plan(folder, {**order.to_json(), **task.plan()})
     with Journal(folder / "blocks.jsonl") as journal:
         events = list(journal.rows)
 
@@ -82,7 +124,7 @@ def measure(
                     note(block, good[0], "kept")
                 continue
             attempt = 1 + max((e["attempt"] for e in mine), default=-1)
-            note(block, attempt, "begun")
+            note(block, attempt, "begun", boot=procs.boot_id())
             if say:
                 say(
                     f"{block.index + 1} of {len(order.blocks)}: {block.arm}, round {block.round + 1}"
@@ -93,18 +135,8 @@ def measure(
                     if rest is not None:
                         rest(block)
                         note(block, attempt, "rested")
-                    bench.run(
-                        server,
-                        arm=block.arm,
-                        launch=server.launch,
-                        workloads=workloads,
-                        repeats=range(block.round * per_start, (block.round + 1) * per_start),
-                        out=folder / "attempts.jsonl",
-                        warmup=warmup,
-                        stall_s=stall_s,
-                        progress=progress,
-                        facts={"block": block.index, "round": block.round, "attempt": attempt},
-                    )
+                    facts = {"block": block.index, "round": block.round, "attempt": attempt}
+                    task(server, block, folder / "attempts.jsonl", facts)
                     note(block, attempt, "measured")
                     note(block, attempt, "good", **prove(server, "after"))
             except SparklingError as error:
@@ -120,14 +152,10 @@ def _keep(folder: Path, block: Block, attempt: int) -> None:
     measured = read_rows(folder / "attempts.jsonl")
     mine = [r for r in measured if (r["block"], r["attempt"]) == (block.index, attempt)]
     with Journal(folder / "rows.jsonl") as journal:
-        there = {_key(r) for r in journal.rows}
+        there = {digest(r) for r in journal.rows}
         for row in mine:
-            if _key(row) not in there:
+            if digest(row) not in there:
                 journal.append(row)
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[k] for k in ("block", "attempt", "workload", "prompt", "repeat"))
 
 
 def read(folder: Path) -> tuple[Order, list[dict[str, Any]], int]:
@@ -145,18 +173,26 @@ def read(folder: Path) -> tuple[Order, list[dict[str, Any]], int]:
     return order, rows, len(read_rows(folder / "attempts.jsonl")) - len(rows)
 
 
-def _same_plan(folder: Path, order: Order, workloads: Sequence[Workload], per_start: int) -> None:
+def idle_windows(folder: Path, boot: str | None = None) -> dict[str, list[tuple[float, float]]]:
+    """When each arm's server was loaded and idle (monotonic seconds), from "proved" to "rested".
+    boot: only of blocks begun since that boot of the machine."""
+    out: dict[str, list[tuple[float, float]]] = {}
+    proved: dict[Any, float] = {}
+    boots: dict[Any, str] = {}
+    for event in read_rows(folder / "blocks.jsonl"):
+        key = (event["block"], event["attempt"])
+        if event["event"] == "begun":
+            boots[key] = event.get("boot", "")
+        elif event["event"] == "proved":
+            proved[key] = event["at_s"]
+        elif event["event"] == "rested" and boot in (None, boots.get(key)):
+            out.setdefault(event["arm"], []).append((proved[key], event["at_s"]))
+    return out
+
+
+def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     """Write the plan down, or refuse to go on under another one."""
-    plan = plain(
-        {
-            **order.to_json(),
-            "per_start": per_start,
-            "workloads": {
-                w.name: {**w.settings(), "prompts": digest([p.__dict__ for p in w.prompts])}
-                for w in workloads
-            },
-        }
-    )
+    plan = plain(plan)
     path = folder / "order.json"
     try:
         old = read_json(path)

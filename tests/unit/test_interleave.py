@@ -67,13 +67,15 @@ def server():
 def measure(server, folder, plan=None, fails=(), **more):
     stage = Stage(server.url, fails)
     options = {"workloads": [work()], "per_start": 1, "warmup": 0, **more}
+    rest = options.pop("rest", None)
     try:
         rows = interleave.measure(
             plan or balanced(ARMS, 2, seed=3),
             folder,
             start=stage.start,
             prove=stage.prove,
-            **options,
+            task=interleave.Bench(**options),
+            rest=rest,
         )
     except NotLive:
         rows = None
@@ -135,6 +137,12 @@ def test_arms_take_turns_and_are_proved_around_their_rows(server, tmp_path):
     assert len({(r["prompt"], r["case_hash"]) for r in rows}) == 2
     found, again, uncounted = interleave.read(tmp_path)
     assert (found, again, uncounted) == (plan, rows, 0)
+    windows = interleave.idle_windows(tmp_path)
+    assert {arm: len(w) for arm, w in windows.items()} == dict.fromkeys(ARMS, 2)
+    assert all(start <= end for w in windows.values() for start, end in w)
+    first = [r["sent_s"] for r in rows if r["block"] == 0]
+    assert windows[turns[0]][0][1] <= first[0]  # idle until the first request
+    assert interleave.idle_windows(tmp_path, boot="another boot") == {}
 
 
 def test_a_finished_measurement_is_not_measured_again(server, tmp_path):
