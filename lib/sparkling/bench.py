@@ -131,7 +131,7 @@ def run(
     numbers = range(repeats_of({}, repeats)) if isinstance(repeats, int) else list(repeats)
     client = _client_of(server_or_client)
     tags = dict(facts or {})
-    facts = {**_facts(arm, launch), **tags}
+    facts = {**facts_of(arm, launch), **tags}
     out = Path(out)
     with Journal(out) as journal:
         _same_machine(journal.rows, facts, out)
@@ -303,7 +303,7 @@ def _client_of(server_or_client: Any) -> Client:
     return server_or_client.client() if hasattr(server_or_client, "client") else server_or_client
 
 
-def _facts(arm: str, launch: Any) -> dict[str, Any]:
+def facts_of(arm: str, launch: Any) -> dict[str, Any]:
     here = machine()
     return {
         "schema": SCHEMA,

@@ -1,0 +1,376 @@
+"""Several users at once: throughput, what each of them gets, and where speculation stops paying.
+
+**Closed loop.** At a level of c, c users ask one prompt after the other without a pause, each from
+its own place in the list of prompts, the same for every arm; every prompt is asked at every level. So
+c requests are in flight until the first user has finished.
+
+    throughput   Σ tokens that arrived while all users were busy / that time (from when the last user
+                 had begun until the first had finished), all rounds pooled
+    per user     Σ tokens after the first chunk / Σ seconds from first to last chunk, over requests:
+                 the decode rate that one user sees; 95 % bootstrap interval over prompts
+    first token  from sending to the first chunk, the server's queue included: p50 and p95
+    gain         (Σ tokens / Σ end-to-end seconds) with speculation / the same without, at the same
+                 level: by Little's law the ratio of the throughputs; paired over prompts
+    break-even   the level at which the gain falls below 1: log gain linear in log2 level between the
+                 levels measured, the first crossing; bootstrap over prompts, all levels together
+
+A server that runs fewer requests at once than there are users lets the others wait; such levels are
+marked as queued, and their first token is mostly the queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkling import bench, metrics
+from sparkling.errors import ServerError, SparklingError, UsageError
+from sparkling.files import Journal
+from sparkling.interleave import plan_of
+from sparkling.ladder import units
+from sparkling.metrics import Summary, summary
+from sparkling.order import Block
+from sparkling.stats import (
+    Interval,
+    bootstrap,
+    bootstrap_gain,
+    bootstrap_ratio_of_sums,
+)
+from sparkling.wire import Stalled, Unreachable
+from sparkling.workloads import Prompt, Workload, digest
+
+LEVELS = (1, 2, 4, 8, 16)
+MOST_USERS = 256
+Progress = Callable[[int, int], None]  # (users of the level that is done, its requests)
+
+
+@dataclass(frozen=True)
+class Users:
+    """The task of asking one workload at every level, for `interleave.measure`. Each user asks at
+    least `each` times, and all of them together every prompt; the levels run from few to many, with
+    the prefix cache flushed before each."""
+
+    workload: Workload
+    levels: Sequence[int] = LEVELS
+    each: int = 3
+    stall_s: float = 120.0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [n for n in self.levels if not 1 <= n <= MOST_USERS]
+        if wrong or not self.levels or list(self.levels) != sorted(set(self.levels)):
+            raise UsageError(
+                f"Levels are numbers of users from 1 to {MOST_USERS}, each once and rising, not "
+                f"{', '.join(map(str, self.levels)) or 'none'}."
+            )
+        if self.each < 1:
+            raise UsageError(f"Each user must ask at least once, not {self.each} times.")
+
+    def plan(self) -> dict[str, Any]:
+        return {
+            "levels": list(self.levels),
+            "each": self.each,
+            "workloads": plan_of([self.workload]),
+        }
+
+    def __call__(self, server: Any, block: Block, out: Path, facts: Mapping[str, Any]) -> None:
+        client = server.client()
+        same = {**bench.facts_of(block.arm, server.launch), "limit": limit_of(client), **facts}
+        _warm_up(client, self.workload, self.stall_s)
+        for users in self.levels:
+            client.flush_cache()
+            rows = ask(client, self.workload, users, self.each, self.stall_s)
+            with Journal(out) as journal:
+                for row in rows:
+                    journal.append({**same, **row})
+            if self.progress is not None:
+                self.progress(users, len(rows))
+
+
+def limit_of(client: Any) -> int | None:
+    """How many requests the server runs at once, as it says itself; None where it does not."""
+    try:
+        info = client.server_info()
+    except SparklingError:
+        return None
+    states = [s for s in info.get("internal_states") or () if isinstance(s, Mapping)]
+    for place in (*states, info):
+        for key in ("effective_max_running_requests_per_dp", "max_running_requests"):
+            if isinstance(place.get(key), int) and place[key] > 0:
+                return place[key]
+    return None
+
+
+def ask(
+    client: Any, workload: Workload, users: int, each: int, stall_s: float
+) -> list[dict[str, Any]]:
+    """One level: the rows of all users' requests, in order of user and turn.
+
+    Raises ServerError when the server goes away or stalls; requests that it merely cuts short are
+    rows that are not complete.
+    """
+    prompts = workload.prompts
+
+    turns = max(each, math.ceil(len(prompts) / users))
+
+    def user(number: int) -> list[dict[str, Any]]:
+        rows = []
+        for turn in range(turns):
+            prompt = prompts[(number + turn * users) % len(prompts)]
+            row = _request(client, workload, prompt, stall_s)
+            rows.append({"users": users, "user": number, "turn": turn, **row})
+        return rows
+
+    with ThreadPoolExecutor(users, thread_name_prefix="user") as pool:
+        try:
+            return [row for rows in pool.map(user, range(users)) for row in rows]
+        except (Stalled, Unreachable) as error:
+            raise ServerError(
+                f"With {users} users at once: {error} The levels so far are kept, but their block "
+                "is measured again."
+            ) from error
+
+
+def _request(client: Any, w: Workload, prompt: Prompt, stall_s: float) -> dict[str, Any]:
+    text = prompt.render()
+    reply = client.chat(
+        text,
+        max_tokens=w.max_tokens,
+        ignore_eos=w.ignore_eos,
+        thinking=w.thinking,
+        tools=list(w.tools) or None,
+        timeout_s=stall_s,
+        **w.sampling,
+    )
+    return {
+        "workload": w.name,
+        "prompt": prompt.id,
+        "case_hash": digest([text, w.settings()]),
+        "settings": w.settings(),
+        **bench.reply_row(reply),
+    }
+
+
+def _warm_up(client: Any, workload: Workload, stall_s: float) -> None:
+    _request(client, workload, workload.prompts[0], stall_s)
+
+
+# -- what came of it -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Level:
+    """One arm at one level; see the module for the definitions. `window_s`: the time behind the
+    throughput, all rounds together; None with the throughput when all users were never busy."""
+
+    arm: str
+    users: int
+    requests: int
+    failed: int
+    throughput: float | None
+    by_round: tuple[float, ...]
+    window_s: float | None
+    per_user: Interval | None
+    ttft_s: Summary | None
+    accept_length: Interval | None
+    limit: int | None
+
+    @property
+    def queued(self) -> bool | None:
+        """Whether requests had to wait for others; None when the server's limit is unknown."""
+        return None if self.limit is None else self.users > self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        out = {**self.__dict__, "by_round": list(self.by_round), "queued": self.queued}
+        for key in ("per_user", "ttft_s", "accept_length"):
+            out[key] = out[key].to_json() if out[key] is not None else None
+        return out
+
+
+@dataclass(frozen=True)
+class Pays:
+    """Speculation against none, level by level. `at` is the level of break-even; where the gain
+    stays above 1 it is given as twice the highest level, where it starts below as half the lowest,
+    and `text` says so; None when no prompt was answered at every level by both arms."""
+
+    plain: str
+    spec: str
+    gains: tuple[tuple[int, Interval], ...]
+    at: Interval | None
+    levels: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if self.at is None:
+            return (
+                "Where speculation stops paying is unknown: no prompt was answered at every level."
+            )
+        last = self.gains[-1][0]
+        ends = [self._place(v) for v in (self.at.low, self.at.high)]
+        where = self._place(self.at.value)
+        between = "interval unknown" if None in ends else f"between {ends[0]} and {ends[1]}"
+        head = {
+            "above": f"Speculation pays at every level measured, up to {last} users",
+            "below": f"Speculation pays at no level measured, from {self.gains[0][0]} user on",
+        }.get(str(where).split()[0], f"Speculation stops paying at about {where} users")
+        n = self.at.n
+        return f"{head} ({between}; 95 % bootstrap over {n} prompt{'' if n == 1 else 's'})."
+
+    def _place(self, level: float | None) -> str | None:
+        if level is None:
+            return None
+        if level >= self.levels[-1] * 2:
+            return f"above {self.levels[-1]}"
+        return f"below {self.levels[0]}" if level < self.levels[0] else f"{level:.1f}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plain": self.plain,
+            "spec": self.spec,
+            "gains": [{"users": u, "gain": g.to_json()} for u, g in self.gains],
+            "at": self.at.to_json() if self.at else None,
+            "text": self.text,
+        }
+
+
+def levels(rows: Iterable[Mapping[str, Any]], *, seed: int = 0) -> list[Level]:
+    """One for each arm and level, in the order of arms and then of levels."""
+    grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["arm"], row["users"]), []).append(row)
+    arms = list(dict.fromkeys(arm for arm, _ in grouped))
+    out = []
+    for arm, users in sorted(grouped, key=lambda k: (arms.index(k[0]), k[1])):
+        group = grouped[arm, users]
+        good = [r for r in group if r["complete"]]
+        parts = [p for p in (_window(part) for part in _by_round(group)) if p is not None]
+        tokens, seconds = (sum(p[i] for p in parts) for i in range(2))
+        rated = list(units(good).values())
+        rate = None
+        if rated:
+            rate = bootstrap_ratio_of_sums(*zip(*rated, strict=True), seed=seed)
+        limits = {r.get("limit") for r in group}
+        out.append(
+            Level(
+                arm=arm,
+                users=users,
+                requests=len(group),
+                failed=len(group) - len(good),
+                throughput=tokens / seconds if seconds else None,
+                by_round=tuple(n / s for n, s in parts),
+                window_s=seconds or None,
+                per_user=rate,
+                ttft_s=summary(r["ttft_s"] for r in good),
+                accept_length=metrics.accept_interval(good, seed=seed),
+                limit=limits.pop() if len(limits) == 1 else None,
+            )
+        )
+    return out
+
+
+def pays(rows: Iterable[Mapping[str, Any]], plain: str, spec: str, *, seed: int = 0) -> Pays | None:
+    """Where speculation stops paying; None when the two arms have no level in common.
+
+    Raises UsageError when the arms differ in machine, model or prompts.
+    """
+    sums: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
+    hashes: dict[str, str] = {}
+    for row in rows:
+        if row["arm"] not in (plain, spec):
+            continue
+        for key in ("machine_id", "model_id"):
+            _same(hashes, key, row.get(key))
+        _same(hashes, f"the text of prompt {row['prompt']}", row["case_hash"])
+        if row["complete"] and row["completion_tokens"]:
+            unit = sums.setdefault((row["arm"], row["users"]), {})
+            tokens, seconds = unit.get(row["prompt"], (0.0, 0.0))
+            unit[row["prompt"]] = tokens + row["completion_tokens"], seconds + row["e2e_s"]
+    both = sorted({u for a, u in sums if a == plain} & {u for a, u in sums if a == spec})
+    gains, columns = [], []
+    used = []
+    for users in both:
+        a, b = sums[spec, users], sums[plain, users]
+        common = sorted(a.keys() & b.keys())
+        if common:
+            four = [[x[p][i] for p in common] for x in (a, b) for i in (0, 1)]
+            gains.append((users, bootstrap_gain(*four, seed=seed)))
+            columns.append({p: [c[k] for c in four] for k, p in enumerate(common)})
+            used.append(users)
+    if not gains:
+        return None
+    return Pays(plain, spec, tuple(gains), _crossing(used, columns, seed), tuple(used))
+
+
+def _same(seen: dict[str, str], what: str, value: Any) -> None:
+    if seen.setdefault(what, value) != value:
+        raise UsageError(f"The two arms differ in {what}; they cannot be compared.")
+
+
+def _crossing(
+    used: Sequence[int], columns: Sequence[Mapping[str, Sequence[float]]], seed: int
+) -> Interval | None:
+    """The level of break-even, over the prompts that every level has."""
+    common = sorted(set.intersection(*(set(c) for c in columns)))
+    if not common:
+        return None
+    table = np.array([[c[p] for p in common] for c in columns])  # (levels, prompts, 4)
+
+    def statistic(drawn: np.ndarray) -> Any:
+        ta, sa, tb, sb = (drawn @ table[:, :, i].T for i in range(4))
+        logs = np.log(ta * sb) - np.log(sa * tb)
+        if logs.ndim == 1:
+            return _cross(used, logs)
+        return np.array([_cross(used, row) for row in logs])
+
+    return bootstrap(statistic, len(common), seed=seed)
+
+
+def _cross(used: Sequence[int], logs: Sequence[float]) -> float:
+    """Where the log gain first falls to 0 or below; half the first level when it begins there,
+    twice the last when it never does."""
+    if logs[0] <= 0:
+        return used[0] / 2
+    for (a, x), (b, y) in pairwise(zip(used, logs, strict=True)):
+        if y <= 0:
+            return 2 ** (math.log2(a) + (math.log2(b) - math.log2(a)) * x / (x - y))
+    return used[-1] * 2.0
+
+
+def _by_round(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    grouped: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row.get("block"), []).append(row)
+    return list(grouped.values())
+
+
+def _window(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """(tokens, seconds) of one run of one level while all its users were busy; None when that is no
+    time at all, or chunks are not counted."""
+    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    for r in rows:
+        if not r["complete"]:
+            return None
+        begun[r["user"]] = min(r["sent_s"], begun.get(r["user"], math.inf))
+        ended[r["user"]] = max(r["sent_s"] + r["e2e_s"], ended.get(r["user"], 0.0))
+    start, end = max(begun.values()), min(ended.values())
+    if end <= start:
+        return None
+    tokens = 0
+    for r in rows:
+        before = 0
+        for t, count in zip(r["chunk_times_s"], r["chunk_tokens"], strict=True):
+            if count is None:
+                return None
+            if start <= r["sent_s"] + t <= end:
+                tokens += count - before
+            before = count
+    return float(tokens), end - start
