@@ -131,7 +131,7 @@ def test_the_interval_is_paired_and_covers():
         ratio = found["b"].ratio
         assert ratio.high - ratio.low < 0.12 and ratio.n == 8
         held += ratio.low <= 1.5 <= ratio.high
-    assert held >= 19  # 24 draws at 95 % give fewer than 19 once in 700
+    assert held >= 19  # 24 draws at 95 % give fewer than 19 once in 1,000
 
 
 def test_a_drift_between_rounds_cancels_and_is_told():
