@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 # Modules with further commands: each has `register(command)`, and imports no more than we do.
-MORE: tuple[str, ...] = ("cli_stats", "cli_cost", "cli_weights")
+MORE: tuple[str, ...] = ("cli_sparklet", "cli_stats", "cli_cost", "cli_weights")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -89,7 +89,15 @@ def test_every_command_has_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
     names = ["render", "serve", "stop", "prove", "bench", "suite", "report", "tiny", "doctor"]
-    names += ["check-notebooks", "stats", "compare", "inventory", "costmodel", "weights"]
+    names += [
+        "check-notebooks",
+        "sparklet-quality",
+        "stats",
+        "compare",
+        "inventory",
+        "costmodel",
+        "weights",
+    ]
     for name in names:
         assert f"\n    {name}" in out
         code, text, _ = run(capsys, name, "--help")
