@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparkling import log as _log
-from sparkling import procs
+from sparkling import procs, toolpath
 from sparkling.errors import ServerError, UsageError
 from sparkling.ports import DEFAULT_PORT, HOST, free_port, reserve
 from sparkling.readiness import Progress, StartFailed, TokenProbe, Waiting
@@ -105,13 +105,13 @@ def child_environment(
     """The server's environment: this process's, the recipe's additions, and what isolation needs.
 
     Precedence: `extra` over the recipe over the inherited one. PATH begins with the server
-    environment's own tools; loopback is never proxied.
+    environment's own tools and ours; loopback is never proxied.
     """
     env = dict(os.environ if base is None else base)
     for name in _NOT_INHERITED:
         env.pop(name, None)
     home = python.parent
-    env["PATH"] = os.pathsep.join([str(home), env.get("PATH", os.defpath)])
+    toolpath.equip(env, python)
     if (home.parent / "pyvenv.cfg").exists():
         env["VIRTUAL_ENV"] = str(home.parent)
     else:
@@ -192,6 +192,8 @@ def start(
             "needs it, so move the recipe's settings into flags."
         )
     _check_model(launch.argv)
+    if not _on_cpu(launch.argv):
+        toolpath.cuda_home()  # a bad one would cost a failed compile, after the weights
     wanted = launch.port
     if exact_port is None:
         exact_port = wanted not in (0, DEFAULT_PORT)

@@ -598,7 +598,9 @@ def test_the_childs_environment() -> None:
         {"A": "recipe", "B": "recipe"}, python, extra={"B": "x"}, base=base
     )
     assert (env["A"], env["B"], env["HOME"]) == ("recipe", "x", "/h")
-    assert env["PATH"] == f"{python.parent}:/usr/bin"
+    # The server's own tools first, then ours and the caller's; a CUDA toolkit's at most after them.
+    ahead = dict.fromkeys([str(python.parent), str(Path(sys.executable).parent), "/usr/bin"])
+    assert env["PATH"].startswith(":".join(ahead))
     assert env["VIRTUAL_ENV"] == str(python.parent.parent)
     assert "MPLBACKEND" not in env and "FORCE_COLOR" not in env
     assert env["OMP_NUM_THREADS"] == "7"
