@@ -67,6 +67,13 @@ def _kv_remedy(match: re.Match[str]) -> str:
 
 RULES: tuple[_Rule, ...] = (
     _rule(
+        # Our own watchdog (memwatch.sentence): whatever else the log says came of it.
+        "memory-guard",
+        r"^\[sparkling\] memory: (.+: the server was ended before the machine ran out.*)$",
+        r"\1",
+        "stop what else uses memory and start it again",
+    ),
+    _rule(
         # Our plugin's own refusals: one sentence, the remedy after its last colon.
         "plugin-refused",
         r"(?:sparkling_sglang: error|\b(?:Draft)?HeadError): (.+): ([^:]+)\.\s*$",
@@ -329,6 +336,8 @@ def diagnose(
         if match:
             last_exception = (match, line)
     killed = code is not None and code == -signal.SIGKILL
+    if best is not None and best[1].kind == "memory-guard":
+        return best[1]
     if out_of_memory and (killed or best is None or best[1].kind in ("worker", "oom")):
         return Diagnosis(
             "oom-killer",

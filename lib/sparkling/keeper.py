@@ -19,9 +19,12 @@ SGLang's output goes through the warden into the log, so that a secret can be st
 it reaches the disk: SGLang prints all its arguments, the API key among them. Secrets arrive on the
 pipe and leave in a memory file (memfd); they are in no argument list and in no file.
 
+The warden also watches the memory (`memwatch`): before the machine runs out it ends the server at
+once, and says so in the log, in the run's `memory-events.jsonl` and to the notebook.
+
 Protocol: one JSON object on stdin (`server.Server` writes it), then lines: `stop SECONDS`, and
-`ready` once the server is. Events leave stdout as JSON lines: started, lost, log-error, exited,
-gone, failed.
+`ready` once the server is. Events leave stdout as JSON lines: started, lost, memory, log-error,
+exited, gone, failed.
 """
 
 from __future__ import annotations
@@ -57,17 +60,18 @@ SHM_FAMILIES = ("sglang_", "sgl_", "sem.mp-", "torch_", "psm_", "nccl-", "cuda.s
 LOADS = "sglang_loads_"
 
 
-def _load_procs() -> ModuleType:
+def _load(name: str) -> ModuleType:
     # By path: the folder must not go on sys.path, its module names could hide the library's.
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "procs.py")
-    spec = importlib.util.spec_from_file_location("sparkling_procs", path)
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"sparkling_{name}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-procs = _load_procs() if __name__ == "__main__" else None
+procs = _load("procs") if __name__ == "__main__" else None
+memwatch = _load("memwatch") if __name__ == "__main__" else None
 
 
 class Redactor:
@@ -146,6 +150,11 @@ class Log(threading.Thread):
         except OSError as error:
             self.error = os.strerror(error.errno) if error.errno else str(error)
             self.lost += len(data)
+
+    def note(self, text: str) -> None:
+        """A line of our own; whole, for the file is open for appending."""
+        with contextlib.suppress(OSError):
+            os.write(self._file, f"[sparkling] {text}\n".encode())
 
     def _reopen_if_moved(self) -> None:
         try:
@@ -234,6 +243,10 @@ class Warden:
         self.log_error_told = False
         self.terminated = False
         self.orphaned = False
+        asked = spec.get("memory")
+        self.limits = memwatch.Limits.from_json(asked["limits"]) if asked else None
+        self.watch = memwatch.Watch(self.limits) if asked else None
+        self.gpu = None
 
     def tell(self, **event: object) -> None:
         with contextlib.suppress(OSError):
@@ -317,6 +330,9 @@ class Warden:
         for handle in handles:
             os.close(handle)
         self.log.start()
+        if self.limits is not None and self.limits.gpu:
+            self.gpu = memwatch.GpuMemory(self.limits.interval_s)
+            self.gpu.start()
         self.tell(
             event="started",
             server=procs.identify(self.child.pid).to_json(),
@@ -330,7 +346,10 @@ class Warden:
     def _step(self, wakeup: int) -> bool:
         """One round of the loop; False when SGLang's main process is gone."""
         sources = [wakeup] if self.orphaned else [wakeup, self.keeper]
-        ready, _, _ = select.select(sources, [], [], TICK_S)
+        tick = TICK_S if self.limits is None else min(TICK_S, self.limits.interval_s)
+        ready, _, _ = select.select(sources, [], [], tick)
+        if self._out_of_memory():
+            return False
         if wakeup in ready:
             _drain(wakeup)
         if self.keeper in ready:
@@ -361,6 +380,40 @@ class Warden:
             self.reason = self.reason or "a worker died"
             return False
         return True
+
+    def _out_of_memory(self) -> bool:
+        """One look at the memory; true when the server has just been killed for it."""
+        if self.watch is None:
+            return False
+        free = memwatch.available(self.limits)
+        level = self.watch.feed(time.monotonic(), free)
+        if level is None:
+            return False
+        event = {
+            **self.spec["memory"].get("about", {}),
+            "time": time.time(),
+            "level": level,
+            "available": free,
+            "total": self.limits.total,
+            "warn": self.limits.warn,
+            "end": self.limits.end,
+            "pid": self.child.pid,
+        }
+        if level == "end":
+            # First of all, and at once: an orderly stop takes seconds the machine may not have.
+            self.reason = self.reason or "memory"
+            boot, below = procs.boot_id(), procs.descendants(os.getpid())
+            event["server_resident"] = sum(memwatch.resident(stat.pid) for stat in below)
+            for stat in below:
+                procs.send(procs.Identity(stat.pid, stat.start, boot), signal.SIGKILL)
+        if self.gpu is not None and self.gpu.free is not None:
+            event.update(gpu_available=self.gpu.free, gpu_total=self.gpu.total)
+        if level != "recovered":
+            event["biggest"] = memwatch.biggest()
+        self.log.note(f"memory: {memwatch.sentence(event)}")
+        self.tell(event="memory", **event)
+        memwatch.record(self.spec["memory"]["events"], event)
+        return level == "end"
 
     def _stop(self, grace_s: float, reason: str) -> None:
         limit = time.monotonic() + grace_s
@@ -498,6 +551,8 @@ class Keeper:
             left = procs.kill_descendants(KILL_TIMEOUT_S)
             _remove_tree(spec["tmp"])
             _remove_record(spec["state"])
+            if spec.get("claim"):
+                _remove_record(spec["claim"])
         event = self.exit_event or {"event": "exited", "code": None, "reason": "the warden died"}
         event["left"] = [[one.pid, one.name, one.state] for one in left]
         self.tell(**{**event, "event": "gone"})

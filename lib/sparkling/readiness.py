@@ -245,6 +245,9 @@ class Waiting:
         code = ended.get("code")
         out_of_memory = procs.oom_kills() > server._oom_before
         found = diagnose(self.lines, code, out_of_memory=out_of_memory)
+        ended = server.ended_for_memory()
+        if ended:  # told by the warden, whatever became of the log
+            found = Diagnosis("memory-guard", ended, "stop what else uses memory")
         if server._log_error and (found is None or found.kind in ("exception", "signal")):
             found = _disk(server)
         if found is None and server._lost is not None:

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from sparkling import claims, kernels_jobs, machine, memory, memwatch, procs, toolpath
 from sparkling import log as _log
-from sparkling import procs, toolpath
 from sparkling.errors import ServerError, UsageError
 from sparkling.ports import DEFAULT_PORT, HOST, free_port, reserve
 from sparkling.readiness import Progress, StartFailed, TokenProbe, Waiting
@@ -54,6 +54,7 @@ __all__ = [
 
 MARK = "SPARKLING_SERVER_ID"
 STATE_FOLDER = ".servers"
+MEMORY_EVENTS = "memory-events.jsonl"  # in the run's folder
 
 # How long an orderly stop may take. SGLang looks every 5 s whether it was asked to stop, then has
 # its schedulers release their memory. A server on the CPU has no device memory to release.
@@ -156,8 +157,14 @@ def start(
     progress: Progress | None = None,
     exact_port: bool | None = None,
     runs: Path | None = None,
+    consent: bool = False,
+    watch: memwatch.Limits | None = None,
 ) -> Server:
-    """Start the server that `launch` describes.
+    """Start the server that `launch` describes, if its memory will last.
+
+    What it needs is summed up first (`memory.need_of`), and one model at a time holds a GPU
+    (`claims`). While it runs its warden watches the memory and ends it before the machine runs out:
+    see `Server.memory_events`.
 
     Args:
         launch: the rendered recipe. Its argv is used word for word; only a busy or zero port is
@@ -173,9 +180,12 @@ def start(
             0 and 30000 is taken literally.
         runs: the folder whose `.servers/` records this server for `stop_all`. Default: the folder
             named `runs` (or $SPARKLING_RUNS) above `log`, else the log's own.
+        consent: the risk of a high --mem-fraction-static on a Spark is accepted (`memory.need_of`).
+        watch: where the watchdog warns and ends the server; `memory.watch_limits()` if not given.
 
     Raises:
         UsageError: interpreter or checkpoint missing, bad API key.
+        NoMemory: what it needs is not there, or another model holds the GPU.
         ServerError: port taken.
         StartFailed: the server died, hangs or answers without generating. It is stopped then.
     """
@@ -194,6 +204,11 @@ def start(
     _check_model(launch.argv)
     if not _on_cpu(launch.argv):
         toolpath.cuda_home()  # a bad one would cost a failed compile, after the weights
+    need = memory.need_of(launch, consent=consent)
+    if need is not None:
+        need.require()
+    if watch is None:
+        watch = memory.watch_limits(gpu=not _on_cpu(launch.argv))
     wanted = launch.port
     if exact_port is None:
         exact_port = wanted not in (0, DEFAULT_PORT)
@@ -202,7 +217,9 @@ def start(
         # Somebody outside may take the port while the server is loading: then another one.
         port, lock = reserve((wanted or None) if attempt == 1 else None, exact_port)
         placed = launch if port == wanted else launch.with_port(port)
-        server = Server(placed, python, log, api_key, port, lock, extra_env or {}, runs)
+        server = Server(
+            placed, python, log, api_key, port, lock, extra_env or {}, runs, need, watch
+        )
         if not wait:
             return server
         try:
@@ -229,6 +246,11 @@ def _check_model(argv: tuple[str, ...]) -> None:
                 )
 
 
+def _run_folder(log: Path) -> Path:
+    """The run that a log belongs to, known by its manifest; else the log's own folder."""
+    return next((one for one in log.parents if (one / "manifest.json").is_file()), log.parent)
+
+
 def _runs_folder(log: Path) -> Path:
     told = os.environ.get("SPARKLING_RUNS")
     if told and Path(told).absolute() in log.parents:
@@ -251,6 +273,9 @@ class Server:
         launch: what was started, with the port in use.
         started: wall-clock time of the start (seconds since 1970).
         ready_seconds: seconds from start to ready, None before.
+        need: what it was reckoned to need of the memory (`memory.Need`), None where unknown.
+        memory_events: what the watchdog told so far, oldest first; each has `level` ("warn",
+            "recovered" or "end"), `available`, `total`, `time`, `biggest` (see `memwatch`).
     """
 
     def __init__(
@@ -263,7 +288,11 @@ class Server:
         lock: socket.socket,
         extra_env: Mapping[str, str],
         runs: Path | None,
+        need: memory.Need | None = None,
+        watch: memwatch.Limits | None = None,
     ) -> None:
+        self.need = need
+        self.memory_events: list[dict[str, Any]] = []
         self.launch, self.python, self.log, self.port = launch, python, log, port
         self.url = f"http://{HOST}:{port}"
         self.api_key = api_key
@@ -297,7 +326,8 @@ class Server:
                 raise UsageError(
                     f"The server's log cannot be kept in {log.parent}: {error.strerror}."
                 ) from error
-            self._keeper = self._start_keeper(python, lock, extra_env, runs)
+            with self._claimed():
+                self._keeper = self._start_keeper(python, lock, extra_env, runs, watch)
         finally:
             # The keeper holds the port's lock from now on.
             lock.close()
@@ -310,15 +340,36 @@ class Server:
 
     # -- starting ------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Note what this server will take, if nobody else's need stands against it."""
+        self._claim: Path | None = None
+        device = not self._on_cpu and machine.memory().gpu is not None
+        if self.need is None and not device:
+            yield
+            return
+        what = f"{self.launch.recipe}, stage {self.launch.stage}, on port {self.port}"
+        size = self.need.peak if self.need else 0
+        available = self.need.available if self.need else None
+        with claims.table() as held:
+            held.require(what, size, device=device, available=available)
+            self._claim = held.path(self.id)
+            yield
+            who = procs.identify(self._keeper.pid)
+            if who is not None:
+                held.add(self.id, who, what, size, device=device)
+
     def _start_keeper(
         self,
         python: Path,
         lock: socket.socket,
         extra_env: Mapping[str, str],
         runs: Path | None,
+        watch: memwatch.Limits | None,
     ) -> subprocess.Popen[bytes]:
         extra = {
             **self._kept_caches(),
+            **self._few_jobs(),
             **extra_env,
             MARK: self.id,
             "SPARKLING_STATUS_FILE": str(self.status_file),
@@ -339,6 +390,8 @@ class Server:
             # JSON is YAML; SGLang reads the file as YAML.
             "config": json.dumps({"api-key": key}) if key else None,
             "redact": [key] if key else [],
+            "claim": str(self._claim) if self._claim else None,
+            "memory": self._watched(watch),
         }
         keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), self.id],
@@ -366,6 +419,28 @@ class Server:
             return {}
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         return {name: os.path.join(base, "sparkling", "torchinductor")}
+
+    def _few_jobs(self) -> dict[str, str]:
+        """MAX_JOBS, should something be compiled beside the loaded model after all."""
+        if self._on_cpu:
+            return {}
+        free = self._memory_before or 0
+        held = self.need.peak if self.need and self.need.kind == "unified" else 0
+        return {kernels_jobs.MAX_JOBS: kernels_jobs.beside(free, held, machine.cpus())}
+
+    def _watched(self, limits: memwatch.Limits | None) -> dict[str, Any] | None:
+        """What the warden is told about watching the memory."""
+        if limits is None:
+            return None
+        about = {
+            "server": self.id,
+            "recipe": self.launch.recipe,
+            "stage": self.launch.stage,
+            "port": self.port,
+            "log": str(self.log),
+        }
+        events = str(_run_folder(self.log) / MEMORY_EVENTS)
+        return {"limits": limits.to_json(), "events": events, "about": about}
 
     def _await_start(self) -> None:
         """Wait until the process exists (not until it is ready)."""
@@ -423,6 +498,8 @@ class Server:
             self._lost = event
         elif kind == "log-error":
             self._log_error = event["error"]
+        elif kind == "memory":
+            self.memory_events.append({k: v for k, v in event.items() if k != "event"})
         elif kind in ("exited", "failed"):
             self._ended = event
             self._log_error = event.get("log_error") or self._log_error
@@ -460,7 +537,18 @@ class Server:
         if not text and self._ended:
             text = self._ended.get("recent", "")
         lines = [line[:500] for line in _log.split_lines(text) if line.strip()]
+        last = self.ended_for_memory()
+        if last and not (lines and lines[-1].startswith("[sparkling] memory:")):
+            lines.append(f"[sparkling] memory: {last}"[:500])
         return lines[-n:]
+
+    def ended_for_memory(self) -> str | None:
+        """Why the watchdog ended this server, in plain words; None if it did not."""
+        self._hear()
+        for event in self.memory_events:
+            if event["level"] == "end":
+                return memwatch.sentence(event)
+        return None
 
     def client(self, **settings: Any) -> Client:
         """A client for this server; `settings` go to `Client`."""
@@ -502,6 +590,8 @@ class Server:
         self.ready_seconds = time.monotonic() - self._began
         # All shared memory exists now: the warden notes what to remove if all of it is killed.
         self._tell("ready")
+        if self._claim is not None:
+            claims.ready(self._claim)
 
     def generate_one(self, timeout_s: float) -> None:
         """Have one token generated.
@@ -517,6 +607,12 @@ class Server:
         if probe.done:
             return
         probe.abandon()
+        ended = self.ended_for_memory()
+        if ended:
+            raise ServerError(
+                f"The server on port {self.port} is gone: {ended}; stop what else uses memory and "
+                "start it again."
+            )
         raise ServerError(
             f"The server on port {self.port} stopped answering after {timeout_s:.0f} s"
             + (f" ({probe.problem})" if probe.problem else "")
@@ -568,6 +664,8 @@ class Server:
             if not self._on_cpu:
                 # Ordinary memory is back when a process is gone; a driver may take longer.
                 self._wait_memory(available)
+            if self._claim is not None:
+                claims.release(self._claim)
 
     def _bury(self, timeout_s: float) -> list[procs.Identity]:
         """What is left of the server, after killing it. Normally nothing is."""
