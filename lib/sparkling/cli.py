@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 # Modules with further commands: each has `register(command)`, and imports no more than we do.
-MORE: tuple[str, ...] = ("cli_sparklet", "cli_stats", "cli_cost", "cli_weights")
+MORE: tuple[str, ...] = ("cli_bench", "cli_sparklet", "cli_stats", "cli_cost", "cli_weights")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -295,26 +295,6 @@ class _Stopping:
         self.close = session.stop
 
 
-def _bench(args: argparse.Namespace) -> int:
-    from sparkling import workloads
-
-    sizes = _book(_lane(args)).sizes
-    workloads.workloads(sizes, args.workload)  # refuse before anything is started
-    workloads.repeats_of(sizes, args.repeats)
-    session = _session(args, "bench", args.stage)
-    stages = args.stage or list(session.recipe.ladder)
-    with _ends_on_sigterm(), contextlib.closing(_Stopping(session)):
-        for stage in stages:
-            _say(str(session.start(stage, variant=args.variant)))
-            session.prove()
-            _say(str(session.measure(args.workload, repeats=args.repeats)))
-            session.stop()
-        if "baseline" in stages and len(stages) > 1:
-            _say(str(session.ladder()))
-    _say(f"rows: {session.run.path('rows.jsonl')}")
-    return 0
-
-
 def _params(pairs: Sequence[str]) -> dict[str, str]:
     params = {}
     for pair in pairs:
@@ -434,16 +414,6 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("--variant", help="a variant of the recipe, laid over the stage")
     prove.add_argument("--port", type=int, help="which server of `sparkling serve`")
     prove.add_argument("--run", metavar="RUN", help="add to this run (default: a new one)")
-
-    bench = command("bench", _bench, "measure stages, each proved first")
-    bench.add_argument("stage", metavar="STAGE", nargs="*", help="default: the whole ladder")
-    _lane_options(bench)
-    bench.add_argument("--variant", help="a variant of the recipe, laid over every stage")
-    bench.add_argument("--run", metavar="RUN", help="continue this run (default: a new one)")
-    bench.add_argument(
-        "--workload", action="append", metavar="NAME", help="only this one; may be repeated"
-    )
-    bench.add_argument("--repeats", type=int, metavar="N", help="default: the recipe's, else 3")
 
     suite = command("suite", _suite, "run the notebooks in order and write the report")
     _lane_options(suite)

@@ -89,6 +89,7 @@ def test_every_command_has_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
     names = ["render", "serve", "stop", "prove", "bench", "suite", "report", "tiny", "doctor"]
+    names += ["ablation", "concurrency"]
     names += [
         "check-notebooks",
         "sparklet-quality",
@@ -196,7 +197,7 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (
             ["render", "nextn", "--variant", "yarn"],
-            "env/recipes/sparklet.toml has no variant 'yarn' (variants: trap).",
+            "env/recipes/sparklet.toml has no variant 'yarn' (variants: trap, many-users).",
         ),
         (
             ["render", "humming"],
@@ -714,14 +715,6 @@ class Session:
         if self.fails_at and self.fails_at in self.asked[-2]:
             raise NotLive("The head is BF16.")
 
-    def measure(self, workloads=None, *, repeats=None):
-        self.asked.append(f"measure {workloads} {repeats}")
-        return "rows"
-
-    def ladder(self):
-        self.asked.append("ladder")
-        return "the ladder"
-
     def stop(self):
         self.asked.append("stop")
 
@@ -733,57 +726,6 @@ def session(monkeypatch):
     replaced(monkeypatch, "show", proof=str)
     monkeypatch.setenv("SPARKLING_SERVER_PYTHON", PYTHON)
     return made
-
-
-def test_bench_proves_each_stage_before_it_measures_it(capsys, session):
-    code, out, _ = run(
-        capsys, "bench", "baseline", "nextn", "--workload", "shape", "--repeats", "2"
-    )
-    assert code == 0 and "the ladder" in out and out.endswith("rows: /runs/r/rows.jsonl\n")
-    assert session.asked == [
-        "start baseline None", "prove", "measure ['shape'] 2", "stop",
-        "start nextn None", "prove", "measure ['shape'] 2", "stop",
-        "ladder", "stop",
-    ]  # fmt: skip
-
-
-def test_bench_takes_the_whole_ladder_by_default(capsys, session):
-    run(capsys, "bench")
-    starts = [a for a in session.asked if a.startswith("start")]
-    assert starts == [f"start {stage} None" for stage in session.recipe.ladder]
-
-
-@pytest.mark.parametrize("stages", [["baseline"], ["fp8-head", "nextn"]])
-def test_bench_makes_no_ladder_without_a_baseline_to_compare(capsys, session, stages):
-    assert run(capsys, "bench", *stages)[0] == 0
-    assert "ladder" not in session.asked
-
-
-def test_bench_refuses_a_wrong_stage_before_it_starts_any(capsys, session):
-    assert "has no stage 'nope'" in refused(capsys, "bench", "baseline", "nope")
-    assert "Stage 'humming' cannot run on the cpu lane" in refused(capsys, "bench", "humming")
-    assert session.asked == [] and session.began == 0
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--workload", "shapes"], "There is no workload 'shapes'"),
-        (["--repeats", "0"], "A benchmark needs at least one repeat, not 0."),
-        (["--variant", "yarn"], "has no variant 'yarn'"),
-    ],
-)
-def test_bench_refuses_what_it_cannot_measure_before_it_starts_any(capsys, session, args, said):
-    assert said in refused(capsys, "bench", "nextn", *args)
-    assert session.asked == [] and session.began == 0
-
-
-def test_bench_measures_nothing_that_is_not_live_and_stops_the_server(capsys, session):
-    session.fails_at = "nextn"
-    code, _, err = run(capsys, "bench")
-    assert (code, err) == (1, "error: The head is BF16.\n")
-    assert session.asked[-3:] == ["start nextn None", "prove", "stop"]
-    assert "ladder" not in session.asked
 
 
 def test_prove(capsys, session):
