@@ -266,11 +266,20 @@ class Session:
             )
         return show.measured(bench.summarise(rows))
 
-    def ladder(self) -> show.View:
-        """Every arm that this run has measured, as one picture."""
-        rows = ladder_rows(self.run)
+    def ladder(self, *, workload: str | None = None, whole_run: bool = False) -> show.View:
+        """Every arm that this run has measured, as one picture.
+
+        The arms are those of the notebook that measured most of them, or with `whole_run` those of
+        all notebooks of the run; over one workload, or over all.
+        """
+        rows = self.run.all_rows(ROWS) if whole_run else ladder_rows(self.run)
+        rows = [r for r in rows if workload in (None, r.get("workload"))]
         if not rows:
             return show.note("Nothing is measured in this run yet.")
+        if all(r.get("arm") != "baseline" for r in rows):
+            return show.note(
+                "This run has no baseline to compare with: run 40_baseline in it first."
+            )
         return show.ladder(bench.ladder(rows), where=machine_of(rows))
 
     def round_cost(self, plain: str = "fp8-head", spec: str = "nextn") -> show.View:

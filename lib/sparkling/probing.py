@@ -16,9 +16,11 @@ from sparkling.wanted_head import HEAD_FLAGS
 PROBE_TOKENS = 128
 """Tokens of the probe: at most 4 a round (3 drafts and the bonus token) make 32 rounds."""
 
-PROBE_PROMPT = (
-    "Write the numbers from one to forty as words, separated by commas: one, two, three, four,"
-)
+_COPIED = "The blue pack holds 28 crayons. A white bear runs through the park."
+PROBE_PROMPT = f"{_COPIED} {_COPIED} The blue"
+"""A text that repeats, the easiest there is for a draft: one that fails here contributes nothing. In
+the words of the practice model, so that it goes on with them; on text that is strange to a model a
+broken draft can be right by luck (on Sparklet the trap reached 1.97 so, and 1.00 on this)."""
 
 STATUS_WAIT_S = 5.0
 """How long the plugin gets to write its counters after the probe."""

@@ -149,14 +149,16 @@ def command(launch: Any) -> View:
 def diff(a: Any, b: Any) -> View:
     """What changes between two launches, and nothing else."""
     changes = _recipe.diff(a, b)
-    title = f"{a.stage} → {b.stage}"
+    before, after = (f"{x.stage}-{x.variant}" if x.variant else x.stage for x in (a, b))
+    title = f"{before} → {after}"
     if not changes:
         return note(f"{title}: no difference.")
+    before, after = (before, after) if before != after else ("before", "after")
     rows = [
-        {"": c.kind, "name": c.name, a.stage: _side(c.before), b.stage: _side(c.after)}
+        {"": c.kind, "name": c.name, before: _side(c.before), after: _side(c.after)}
         for c in changes
     ]
-    return table(rows, ["", "name", a.stage, b.stage], title=title)
+    return table(rows, ["", "name", before, after], title=title)
 
 
 def _side(value: Any) -> str:

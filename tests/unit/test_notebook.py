@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -228,7 +229,8 @@ def test_a_session_stops_its_server_at_exit(tmp_path, root):
 def test_a_variant_is_an_arm_of_its_own(session, monkeypatch):
     monkeypatch.setattr(proof, "prove", lambda *_a, **_k: proved("nextn", "not live"))
     text = str(session.diff("nextn", variant="trap"))
-    assert "SPARKLING_TRAP" in text and "--speculative" not in text
+    assert text.startswith("nextn → nextn-trap") and "--speculative" not in text
+    assert re.search(r"SPARKLING_TRAP +— +tensor-only", text)
     assert "nextn-trap is ready" in str(session.start("nextn", variant="trap"))
     assert session.started[0].launch.env["SPARKLING_TRAP"] == "tensor-only"
     assert session.started[0].log.name.startswith("nextn-trap-")
