@@ -69,6 +69,8 @@ class Listing:
         return sum(file.size or 0 for file in self.files)
 
     def __str__(self) -> str:
+        if self.hub == "folder":
+            return f"{self.repo}, by its manifest: {len(self.files)} files, {gb(self.size)}"
         at = f" at commit {self.commit[:12]}" if self.commit else ", not pinned to a commit"
         return f"{self.repo} on {TITLES[self.hub]}{at}: {len(self.files)} files, {gb(self.size)}"
 

@@ -142,7 +142,7 @@ def fetch(
         download = _Download(made, journal, jobs, progress, interval_s, backoff_s)
         download.prepare()
         rows = download.run()
-        manifest = _manifest(made, rows)
+        manifest = _manifest(made, {**_beside(made), **rows})
         weights_manifest.write(place, manifest)
         notes = [*download.notes, *_strangers(made)]
     shutil.rmtree(place / WORK, ignore_errors=True)
@@ -158,6 +158,19 @@ def fetch(
     )
 
 
+def _beside(made: Plan) -> dict[str, Row]:
+    """Files of this commit that were left out this time and are here, hashed, from another."""
+    known = known_rows(made.folder)
+    found = {}
+    for file in made.listing.files:
+        row = known.get(file.path)
+        if file.path not in made.excluded or row is None:
+            continue
+        if row.untouched(made.folder) and row.is_file(file, made.listing.commit):
+            found[file.path] = row
+    return found
+
+
 def _manifest(made: Plan, rows: dict[str, Row]) -> Manifest:
     listing = made.listing
     about = {
@@ -167,7 +180,7 @@ def _manifest(made: Plan, rows: dict[str, Row]) -> Manifest:
         "hub": listing.hub,
         "revision": listing.asked,
         "commit": listing.commit,
-        "excluded": list(made.excluded),
+        "excluded": [path for path in made.excluded if path not in rows],
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     return Manifest(about, rows)

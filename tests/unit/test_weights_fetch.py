@@ -153,6 +153,17 @@ def test_the_hubs_own_library_gets_the_same_file(hub, tmp_path, monkeypatch):
     assert Path(path).read_bytes() == hub.files[BIG]
 
 
+def test_a_part_of_a_repository_can_be_fetched_and_added_to(hub, tmp_path):
+    get("huggingface", tmp_path, include=["*.json"])
+    first = json.loads((tmp_path / MANIFEST).read_text())
+    assert BIG in first["excluded"] and TINY in first["sha256"]
+    done = get("huggingface", tmp_path, include=["*.safetensors"])
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    assert done.fetched == len(hub.files[BIG]) + len(hub.files[SECOND])
+    assert {BIG, SECOND, TINY} <= set(manifest["sha256"])
+    assert BIG not in manifest["excluded"] and "nested/notes.txt" in manifest["excluded"]
+
+
 # -- broken connections --------------------------------------------------------------------------
 
 
