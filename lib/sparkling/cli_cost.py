@@ -88,6 +88,51 @@ def _costmodel(args: argparse.Namespace) -> int:
     return 0
 
 
+def _head(args: argparse.Namespace) -> int:
+    if args.servers:
+        return _head_live(args)
+    from sparkling import head, lane, recipe, show_head
+
+    if args.checkpoint:
+        folder = args.checkpoint
+    else:
+        root = lane.find_root()
+        chosen = args.recipe or lane.detect("auto").recipe_path
+        folder = recipe.load(chosen, root=root).model
+    found = head.compare(
+        head.head_of(folder), head.states_for(folder, args.hidden), name=str(folder)
+    )
+    print(json.dumps(found.to_json(), indent=1) if args.json else show_head.report(found))
+    return 0
+
+
+def _head_live(args: argparse.Namespace) -> int:
+    import os
+
+    from sparkling import head_live, show_head
+    from sparkling.client import Client
+
+    key = os.environ.get("SPARKLING_API_KEY") or None
+    with Client(args.servers[0], key) as first, Client(args.servers[1], key) as second:
+        ids = head_live.texts(first)
+        judged = head_live.force(first, ids)
+        noise = head_live.compare_forced(judged, head_live.force(first, ids))
+        found = head_live.compare_forced(judged, head_live.force(second, ids))
+        answers = head_live.free_run(first, second)
+    if args.json:
+        out = {
+            "forced": [one.to_json() for one in found],
+            "noise": [one.to_json() for one in noise],
+            "free": answers.to_json(),
+        }
+        print(json.dumps(out, indent=1))
+        return 0
+    print(show_head.forced(found))
+    print(f"\n{show_head.forced(noise[:1], second='the first again')}\n")
+    print(show_head.free(answers))
+    return 0
+
+
 def _rows(run: str) -> list[dict[str, Any]]:
     from pathlib import Path
 
@@ -142,4 +187,19 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     cost.add_argument(
         "--context", type=int, default=1024, metavar="N", help="tokens in the cache (1024)"
+    )
+
+    agree = command("head", _head, "compare FP8 LM heads with the BF16 one")
+    _options(agree)
+    agree.add_argument("--hidden", metavar="FILE", help="recorded hidden states (.npz)")
+    agree.add_argument(
+        "--servers",
+        nargs=2,
+        metavar="URL",
+        help="instead: compare two running servers, BF16 head first, on the same tokens",
+    )
+    agree.epilog = (
+        "From the head alone, without a server; Sparklet has recorded hidden states, other "
+        "checkpoints use random directions unless --hidden names a recording. A key for --servers is "
+        "read from SPARKLING_API_KEY."
     )

@@ -97,6 +97,7 @@ def test_every_command_has_help(capsys):
         "compare",
         "inventory",
         "costmodel",
+        "head",
         "weights",
     ]
     for name in names:
