@@ -206,10 +206,10 @@ def ladder(
             + (f" with a decode rate ({unrated} answers have none)" if unrated else "")
             + ", so nothing can be compared."
         )
-    base = good[baseline]
+    base, every = good[baseline], set(common)
     rungs = []
     for arm, group in arms.items():
-        kept = [r for r in group if (r["workload"], r["prompt"]) in common]
+        kept = [r for r in group if (r["workload"], r["prompt"]) in every]
         gain = None
         if arm != baseline:
             gain = _gain(good[arm], base, common, seed)
@@ -247,8 +247,9 @@ def round_costs(
             _comparable(plain, arms[plain], arm, group)
         base, mine = units(arms[plain]), units(arms[spec])
         common = [u for u in mine if u in base]
+        every = set(common)
         both = [
-            [r for r in arms[arm] if _rated(r) and (r["workload"], r["prompt"]) in common]
+            [r for r in arms[arm] if _rated(r) and (r["workload"], r["prompt"]) in every]
             for arm in (plain, spec)
         ]
         length = accept_interval(both[1], seed=seed)

@@ -117,7 +117,7 @@ def ecdf(
         axes.set_xscale("log")
     axes.set_xlabel(f"{label}, {unit}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.text(0.02, 0.92, title, fontsize=11, weight="bold")

@@ -9,6 +9,7 @@ failed, and a part that cannot be made says why in its place.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparkling.errors import SparklingError, UsageError
 from sparkling.files import read_json, write_atomic
 from sparkling.live import clock
 from sparkling.proof import Proof
+from sparkling.recipe import Launch
 from sparkling.report_page import Section, bad, dim, folded, markdown, page
 from sparkling.report_rows import ROWS, ladder_rows, machine_of
 from sparkling.show import View, esc
@@ -168,12 +170,18 @@ def _environment(run: Run) -> View:
     facts = [[name, value] for name, value in _facts("", manifest)]
     view = show.table(facts, ["", "value"], title="From the run's manifest")
     for stage, launch in launches.items():
-        command = " ".join(["python", *launch.get("argv", ())])
-        env = " ".join(f"{k}={v}" for k, v in (launch.get("env") or {}).items())
-        text = f"{env} {command}".strip()
+        text = _command(launch)
         made = folded(f"Command of {esc(stage)}", View(f"<pre>{esc(text)}</pre>", ""))
-        view += View(made.html, f"### Command of {stage}\n\n" + text)
+        view += View(made.html, f"### Command of {stage}\n\n{text}")
     return view
+
+
+def _command(launch: Mapping[str, Any]) -> str:
+    try:
+        return Launch.from_json(launch).shell()
+    except (KeyError, TypeError, ValueError):  # an older or damaged launch: its words as they are
+        env = [f"{k}={shlex.quote(str(v))}" for k, v in (launch.get("env") or {}).items()]
+        return " \\\n".join([*env, shlex.join(["python", *map(str, launch.get("argv", ()))])])
 
 
 def _facts(name: str, value: Any) -> list[tuple[str, str]]:

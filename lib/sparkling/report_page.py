@@ -24,7 +24,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 h3 { margin: 1.6rem 0 .3rem; }
 .wide { overflow-x: auto; margin: .5rem 0; }
-table { border-collapse: collapse; font-size: .92rem; overflow-wrap: normal; }
+table { border-collapse: collapse; font-size: .92rem; overflow-wrap: normal; width: max-content; max-width: none; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); }
 td { min-width: 3.5rem; max-width: 28rem; }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem; overflow-wrap: normal; }
@@ -38,13 +38,14 @@ a { color: inherit; }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; font-size: 15px; }
   .wide img { width: 40rem; max-width: none; }
-  table { font-size: .85rem; } }
+  table { font-size: .85rem; } td { max-width: 15rem; } }
 @media print {
   :root { --ink: #000; --dim: #444; --line: #bbb; --soft: #fff; --paper: #fff; --good: #14713d;
     --bad: #b3261e; --note: #fff; }
   body { max-width: none; margin: 0; font-size: 10pt; }
   nav { display: none; } .wide { overflow: visible; } pre { white-space: pre-wrap; border: 1px solid #bbb; }
-  tr, img, blockquote { break-inside: avoid; } h2, h3 { break-after: avoid; } table { font-size: 8.5pt; } }
+  tr, img, blockquote { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  table { font-size: 8.5pt; width: auto; max-width: 100%; } td { max-width: none; } }
 """
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from sparkling.errors import UsageError
 
 RESAMPLES = 10_000
-MANY_UNITS = 2000  # from here on the number of resamples falls, see `_replicates`
+MANY_UNITS = 500  # from here on the number of resamples falls, see `_replicates`
 MOST_PAIRS = 10**9
 K = TypeVar("K", bound=Hashable)
 

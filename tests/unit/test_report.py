@@ -116,7 +116,7 @@ def test_everything_is_in_one_self_contained_file(run):
         "RECORDING",
         "nextn live",
         "nb.start(&#x27;&lt;x&gt;&#x27;)",
-        "--flag &lt;v&gt;",
+        "&lt;v&gt;",
         "A=1",
         "sparkling",
         "numpy",
@@ -173,3 +173,162 @@ def test_a_run_with_nothing_in_it_has_a_report_too(tmp_path):
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="is not a Sparkling run"):
         report.build(tmp_path)
+
+
+# -- the measured sections -----------------------------------------------------------------------
+
+
+def question(arm: str, i: int, correct: bool, **more) -> dict:
+    tokens = 100 + i
+    return {
+        "id": i, "arm": arm, "correct": correct, "answer": "1", "rule": "boxed", "gold": "1",
+        "finish_reason": "stop", "status": "ok", "prompt_tokens": 90, "completion_tokens": tokens,
+        "ttft_s": 0.2, "e2e_s": 0.2 + tokens / 50, "decode_rate": 50.0, "spec": None,
+        "text": "<script>alert('x')</script>", "reasoning": "", "attempt": 1,
+    } | more  # fmt: skip
+
+
+def evaluate(run: Run, n: int = 60) -> None:
+    book = open_run(run.dir.parent, run.id, notebook="80_live")
+    for arm, step in (("baseline", 7), ("nextn", 8)):
+        for i in range(n):
+            extra = {"status": "truncated", "rule": "<b>"} if i == 0 else {}
+            book.append("gsm8k", question(arm, i, i % step != 0, **extra))
+
+
+def test_verdicts_come_first(run):
+    evaluate(run)
+    page = report.build(run.dir).read_text()
+    first = page.index("<ul class='verdicts'>")
+    for later in ("<img", "<table", 'id="the-ladder"', 'id="evaluation"'):
+        assert first < page.index(later)
+    verdicts = page[first : page.index("</ul>", first)]
+    assert "nextn is faster: 1.9" in verdicts and "times the decode rate of baseline" in verdicts
+    assert "baseline answers 51 of 60 questions right: 85.00 % [" in verdicts
+    assert "nextn against baseline: No difference is shown" in verdicts
+    # the only proof of this run is a recording, which proves nothing here
+    assert "Not proved here: nextn." in verdicts
+
+
+def test_evaluation_and_comparison_have_definition_and_n(run):
+    evaluate(run)
+    page = report.build(run.dir).read_text()
+    for want in (
+        "Wilson interval at 95 %",
+        "80_live/gsm8k.jsonl",
+        "truncated",
+        "McNemar, exact, two-sided",
+        "pairs, joined by id",
+        "No length drift is shown",
+        "The whole distribution: time of an answer",
+        "P99 is about the maximum",
+    ):
+        assert want in page, want
+    assert page.count("data:image/png") == 3
+    assert not re.search(r"https?://|<script|<link|@import|src=\"(?!data:)|<b></td>", page)
+
+
+def test_a_run_without_questions_says_so(run):
+    page = report.build(run.dir).read_text()
+    assert "No questions were evaluated in this run." in page
+    assert "Fewer than two arms answered questions" in page
+    assert 'id="energy-and-memory"' not in page and 'id="each-switch' not in page
+
+
+def test_energy_memory_and_events_are_shown_where_they_exist(run):
+    folder = run.dir / "80_live"
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").open()]
+    for i, r in enumerate(rows):
+        r |= {"sent_s": 100.0 + 2 * i}
+    (folder / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    samples = [{"head": 1}] + [
+        {
+            "t": 99 + i / 4,
+            "power": {"gpu0": 50.0},
+            "mem_available": 3 * 2**30,
+            "temp_c": {"gpu0": 61},
+        }
+        for i in range(120)
+    ]
+    (folder / "power.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+    event = {"level": "warn", "available": 2**30, "end": 2**29, "total": 8 * 2**30}
+    (run.dir / "memory-events.jsonl").write_text(json.dumps(event) + "\n")
+    page = report.build(run.dir).read_text()
+    # 50 W for 1 s a request, 101 tokens a request
+    assert "0.495 [0.495, 0.495] (n=6)" in page and "gpu0" in page and "61 °C" in page
+    assert "3.00 GiB" in page and "1.00 of 8.0 GiB of memory available" in page
+
+
+def test_the_factorial_is_shown_where_it_was_measured(run):
+    folder = run.dir / "ablation"
+    folder.mkdir()
+    (folder / "order.json").write_text("{}")
+    rates = {
+        "baseline": 40,
+        "baseline+fp8-head": 44,
+        "baseline+nextn": 80,
+        "baseline+fp8-head+nextn": 88,
+    }
+    rows = [row(arm, i, rate + i, round=0) for arm, rate in rates.items() for i in range(6)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    page = report.build(run.dir).read_text()
+    assert 'id="each-switch-alone-and-together"' in page and "fp8-head × nextn" in page
+
+
+def test_what_makes_the_run_again(run):
+    page = report.build(run.dir).read_text()
+    at = page.index('id="doing-it-again"')
+    assert ".venv/bin/sparkling suite --lane cpu" in page[at:]
+    assert f"git checkout {run.manifest['git']['commit']}" in page[at:]
+
+
+def test_it_reads_on_a_phone_in_the_dark_and_on_paper(run):
+    page = report.build(run.dir).read_text()
+    assert 'name="viewport"' in page
+    for want in (
+        "prefers-color-scheme: dark",
+        "@media print",
+        "@media (max-width",
+        "overflow-x: auto",
+    ):
+        assert want in page
+    assert page.count("<table>") == page.count('<div class="wide"><table>')
+
+
+def test_markdown_says_the_same(run):
+    evaluate(run)
+    report.build(run.dir)
+    text = (run.dir / "report.md").read_text()
+    assert text.startswith("# Sparkling run ")
+    for want in ("## Verdicts", "- nextn is faster", "McNemar, exact", "50\\_humming, cell 4"):
+        assert want in text, want
+    fences = [line for line in text.splitlines() if line.startswith("```")]
+    assert len(fences) % 2 == 0 and fences[0] == "```text" and fences[1] == "```"
+    outside = re.sub(r"```text\n.*?\n```", "", text, flags=re.DOTALL)
+    assert "<" not in outside.replace("\\<", "")
+
+
+class Counted(str):
+    """A prompt's name that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_the_work_is_linear_in_the_rows(run, monkeypatch):
+    seen = []
+    for n in (150, 300):
+        rows = [
+            row(arm, i, rate) | {"prompt": Counted(f"{i:05d}")}
+            for arm, rate in (("baseline", 40.0), ("nextn", 80.0), ("other", 50.0))
+            for i in range(n)
+        ]
+        monkeypatch.setattr("sparkling.report_sections.ladder_rows", lambda _, rows=rows: rows)
+        Counted.compared = 0
+        assert "could not be made" not in report.build(run.dir).read_text()
+        seen.append(Counted.compared)
+    assert 0 < seen[1] < 2.5 * seen[0]
