@@ -173,15 +173,30 @@ def test_the_draft_contributes(done):
     rows = [json.loads(r) for r in (done.dir / "70_nextn/rows.jsonl").read_text().splitlines()]
     by_text = {}
     for row in rows:
-        if row.get("arm") == "nextn" and row["spec"]:
-            tokens, rounds = by_text.get(row["workload"], (0, 0))
+        if row.get("arm") in ("nextn", "nextn-trap") and row["spec"]:
+            key = (row["arm"], row["workload"])
+            tokens, rounds = by_text.get(key, (0, 0))
             spec = row["spec"]
-            by_text[row["workload"]] = (tokens + spec["tokens"], rounds + spec["rounds"])
-    lengths = {workload: tokens / rounds for workload, (tokens, rounds) in by_text.items()}
+            by_text[key] = (tokens + spec["tokens"], rounds + spec["rounds"])
+    lengths = {key: tokens / rounds for key, (tokens, rounds) in by_text.items()}
+    trap = lengths.pop(("nextn-trap", "short-turn"))
+    lengths = {workload: length for (_, workload), length in lengths.items()}
     assert set(lengths) == {"short-turn", "long-answer", "repeated-text"}
-    assert all(1.2 < length < 4 for length in lengths.values()), lengths
-    assert lengths["repeated-text"] > lengths["short-turn"]
+    assert all(2.2 < length <= 4 for length in lengths.values()), lengths
+    assert lengths["repeated-text"] > 3.5 and lengths["repeated-text"] > lengths["long-answer"]
+    assert 1.0 <= trap < 1.2
     assert "verification cost" in shown and "This run has no prompt" not in shown
+
+
+def test_the_trap_is_shown_as_a_measured_arm_and_found_by_its_proof(done):
+    shown = done.text("70_nextn")
+    assert "nextn     on        ✗ not live  the draft contributes nothing" in shown
+    assert "SPARKLING_TRAP=tensor-only" in shown and "Stage nextn-trap: not proved" in shown
+    ladder = shown[shown.index("Decode rate by stage") :]
+    found = re.findall(r"^(baseline|fp8-head|nextn|nextn-trap) +\d", ladder, re.MULTILINE)
+    assert found == ["baseline", "fp8-head", "nextn", "nextn-trap"]
+    (log,) = (done.dir / "70_nextn" / "logs").glob("nextn-trap-*.log")
+    assert "BROKEN ON PURPOSE" in log.read_text(errors="replace")
 
 
 def test_the_ladder_is_a_picture(done):
@@ -205,9 +220,10 @@ def test_the_ladder_is_a_picture(done):
 def test_serving_does_its_whole_work(done):
     shown = done.text("90_serve")
     assert "refused: 401" in shown
-    assert "thinks:  The question looks" in shown and "answers: A small draft model" in shown
+    assert re.search(r"thinks:  .*12 \+ 7 = 19", shown) and "#### 19" in shown
     assert 'tool_calls get_weather {"city": "Paris"}' in shown
-    assert "Today Paris will stay sunny according to your tool." in shown
+    assert "the function is called with Paris" in shown
+    assert "It is sunny in Paris, 21 degrees." in shown
     assert re.search(r"(\d+) tokens in (\d+) pieces", shown)
     assert "gone: Connect" in shown
 

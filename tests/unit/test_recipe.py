@@ -466,8 +466,8 @@ def test_an_unknown_name_is_helped(root):
     with pytest.raises(UsageError) as caught:
         load("tiny-lin", root=root)
     assert str(caught.value) == (
-        "recipe 'tiny-lin' is unknown (recipes: ling-3.0-flash, sparklet, tiny-ling; or give a .toml "
-        "file); did you mean tiny-ling?"
+        "recipe 'tiny-lin' is unknown (recipes: ling-3.0-flash, sparklet, sparklet-gpu, tiny-ling; or give a "
+        ".toml file); did you mean tiny-ling?"
     )
 
 
@@ -491,7 +491,7 @@ def test_every_setting_of_the_cpu_baselines_says_why(name):
     assert names - given - set(book.why) - set(book.noop) == set()
 
 
-@pytest.mark.parametrize("name", ["sparklet", "tiny-ling", "ling-3.0-flash"])
+@pytest.mark.parametrize("name", ["sparklet", "sparklet-gpu", "tiny-ling", "ling-3.0-flash"])
 def test_the_trap_is_set_where_there_is_a_draft_and_nowhere_else(name, root):
     book = recipe.load(name, root=root)
     for stage in book.ladder:
@@ -499,3 +499,12 @@ def test_the_trap_is_set_where_there_is_a_draft_and_nowhere_else(name, root):
         changes = [str(c) for c in recipe.diff(plain, trap)]
         assert changes == (["+ SPARKLING_TRAP=tensor-only"] if stage == "nextn" else [])
         assert plain.switches == trap.switches and plain.regime == trap.regime
+
+
+def test_sparklet_on_a_gpu_has_the_whole_ladder(root):
+    book = recipe.load("sparklet-gpu", root=root)
+    assert book.ladder == ("baseline", "humming", "fp8-head", "nextn")
+    assert book.model == recipe.load("sparklet", root=root).model and book.texts == "practice"
+    launch = book.render("nextn", model="m")
+    assert launch.value("moe-runner-backend") == "humming" and launch.words("device") is None
+    assert all(launch.switches.values())
