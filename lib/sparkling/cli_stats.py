@@ -39,6 +39,17 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _export(args: argparse.Namespace) -> int:
+    import sys
+
+    from sparkling import export, lane
+    from sparkling.report_rows import find
+
+    folder = find(args.run, lane.runs_folder())
+    sys.stdout.write(export.export(folder, args.format))
+    return 0
+
+
 def _count(text: str) -> int:
     try:
         value = int(text)
@@ -98,3 +109,7 @@ def register(command: Callable[..., Any]) -> None:
     )
     compare.add_argument("--json", action="store_true")
     compare.epilog = "Whatever differs in more than the declared switch is refused."
+
+    export = command("export", _export, "print a run's rows as CSV, JSON or a llama-benchy table")
+    export.add_argument("run", metavar="RUN", help="a run's id or folder")
+    export.add_argument("--format", choices=("csv", "json", "llama-benchy"), default="csv")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkling.errors import UsageError
 from sparkling.files import read_rows
 from sparkling.store import Run
 
@@ -64,3 +65,11 @@ def machine_of(rows: Iterable[Mapping[str, Any]]) -> str:
     gpus = ", ".join(here.get("gpus") or ())
     cpu = f"{here.get('cpus', '?')} CPUs ({here.get('cpu', here.get('arch', '?'))})"
     return f"{gpus}; {cpu}" if gpus else cpu
+
+
+def find(text: str, runs: Path) -> Path:
+    """The folder of a run, given as a path or as an id. UsageError when there is none."""
+    for folder in (runs / text, Path(text)):
+        if (folder / "manifest.json").is_file():
+            return folder
+    raise UsageError(f"There is no run {text!r} in {runs}.")

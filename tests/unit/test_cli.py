@@ -88,13 +88,26 @@ def test_the_version(capsys):
 def test_every_command_has_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    names = ["render", "serve", "stop", "prove", "bench", "suite", "report", "tiny", "doctor"]
+    names = [
+        "render",
+        "serve",
+        "stop",
+        "prove",
+        "bench",
+        "suite",
+        "report",
+        "tiny",
+        "doctor",
+        "setup",
+    ]
     names += ["ablation", "concurrency"]
     names += [
         "check-notebooks",
         "sparklet-quality",
         "stats",
         "compare",
+        "eval",
+        "extract",
         "inventory",
         "costmodel",
         "head",
@@ -211,7 +224,7 @@ def test_diff_against_a_variant_says_when_it_is_another_regime(capsys):
         ),
         (
             ["render", "nextn", "--recipe", "qwen"],
-            "recipe 'qwen' is unknown (recipes: ling-3.0-flash, sparklet, tiny-ling; or give a .toml file).",
+            "recipe 'qwen' is unknown (recipes: ling-3.0-flash, sparklet, sparklet-gpu, tiny-ling; or give a .toml file).",
         ),
         (["render", "nextn", "--recipe", "/no/such.toml"], "/no/such.toml: there is no such file."),
         (["render", "nextn", "--diff", "base"], None),
@@ -589,26 +602,55 @@ def test_tiny_where_nothing_can_be_built(capsys, tmp_path):
     assert said == "seed is -1: give a whole number from 0."
 
 
-class Checks(list):
-    ok = True
-
-    def __str__(self):
-        return "the table"
-
-
 @pytest.mark.parametrize("ok", [True, False])
 def test_doctor(monkeypatch, capsys, ok):
-    checks = Checks([types.SimpleNamespace(need="disk", ok=ok, found="1 GB", remedy="more")])
-    checks.ok = ok
-    replaced(monkeypatch, "needs", check=lambda names, lane: checks, CHECKS={})
+    from sparkling import doctor
+
+    verdict = doctor.OK if ok else doctor.FAIL
+    made = doctor.Finding(
+        "disk", "disk, free", "1 GB", "2 GB", verdict, "Room.", "" if ok else "more"
+    )
+    monkeypatch.setattr(doctor, "run", lambda scene: doctor.Findings([made]))
     code, out, _ = run(capsys, "doctor")
     assert code == (0 if ok else 1)
-    assert "Lane cpu: SPARKLING_LANE says so." in out and "the table" in out
+    assert "Lane cpu: SPARKLING_LANE says so." in out and "disk, free" in out and "2 GB" in out
     code, out, _ = run(capsys, "doctor", "--json")
     data = json.loads(out)
     assert code == (0 if ok else 1)
-    assert data["ok"] is ok and data["lane"] == "cpu" and data["checks"][0]["need"] == "disk"
-    assert data["model"].endswith("models/sparklet")
+    assert data["ok"] is ok and data["lane"] == "cpu" and data["checks"][0]["needed"] == "2 GB"
+    assert {"id", "found", "needed", "verdict", "remedy"} <= set(data["checks"][0])
+    assert data["model"].endswith("models/sparklet") and data["edition"] == "stock"
+    _, out, _ = run(capsys, "doctor", "--brief")
+    assert ("disk, free" in out) is not ok
+
+
+def test_setup_of_a_lane_that_needs_none(capsys):
+    said = refused(capsys, "setup")
+    assert said.startswith(
+        "This lane's server environment is .venv-server, which ./scripts/setup.sh"
+    )
+    assert run(capsys, "setup", "--if-needed", "--resume", "--notebook", "x") == (0, "", "")
+
+
+def test_setup_says_what_it_would_build(capsys, root):
+    code, out, _ = run(capsys, "setup", "--lane", "spark", "--edition", "fork", "--dry-run")
+    assert code == 0 and f"environment: {root}/.venv-server-spark-fork\n" in out
+    assert f"pins: {root}/env/server-spark-fork.txt\n" in out
+
+
+def test_setup_leaves_an_own_environment_alone(monkeypatch, capsys):
+    monkeypatch.setenv("SPARKLING_SERVER_PYTHON", "/my/bin/python")
+    code, out, _ = run(capsys, "setup", "--lane", "spark")
+    assert code == 0 and out.startswith("The server's Python is /my/bin/python, an environment of")
+
+
+def test_an_edition_is_rendered(capsys):
+    args = ("render", "fp8-head", "--recipe", "ling-3.0-flash", "--model", "/m")
+    code, out, _ = run(capsys, *args, "--edition", "fork")
+    assert code == 0 and "SGLANG_ENABLE_FP8_LM_HEAD=1 \\" in out
+    assert ".venv-server-spark-fork/bin/python" in out
+    said = refused(capsys, *args, "--edition", "frok")
+    assert said.startswith("env/recipes/ling-3.0-flash.toml has no edition 'frok' (editions: stock")
 
 
 def test_suite_passes_everything_on(monkeypatch, capsys):
