@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 # Modules with further commands: each has `register(command)`, and imports no more than we do.
-MORE: tuple[str, ...] = ("cli_bench", "cli_sparklet", "cli_stats", "cli_cost", "cli_weights")
+MORE: tuple[str, ...] = (
+    "cli_bench",
+    "cli_sparklet",
+    "cli_stats",
+    "cli_cost",
+    "cli_weights",
+    "cli_doctor",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -204,33 +211,6 @@ def _stop(args: argparse.Namespace) -> int:
     if not stopped:
         print("No server of ours is running.")
     return 0
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    import platform
-
-    from sparkling import needs
-
-    where = _lane(args)
-    book = _book(where)
-    checks = needs.check(needs.CHECKS, where)
-    facts = {
-        "lane": where.kind,
-        "reason": where.reason,
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "recipe": f"{book.name} ({book.shown}), stages {', '.join(book.ladder)}",
-        "server python": str(where.server_python),
-        "model": str(where.model),
-        "runs": str(where.runs),
-    }
-    if args.json:
-        _print_json({**facts, "ok": checks.ok, "checks": [vars(check) for check in checks]})
-    else:
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name:<{width}}  {value}")
-        print(f"\n{checks}")
-    return 0 if checks.ok else 1
 
 
 def _tiny(args: argparse.Namespace) -> int:
@@ -455,10 +435,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OPTION",
         help="only if `sparkling suite` with these options would use it",
     )
-
-    doctor = command("doctor", _doctor, "say what this machine has and lacks")
-    _lane_options(doctor)
-    doctor.add_argument("--json", action="store_true")
 
     check = command("check-notebooks", _check_notebooks, "check the notebooks without running them")
     check.add_argument("path", nargs="*", metavar="PATH", help="default: notebooks")
