@@ -32,6 +32,7 @@ MORE: tuple[str, ...] = (
     "cli_bench",
     "cli_sparklet",
     "cli_stats",
+    "cli_eval",
     "cli_cost",
     "cli_weights",
     "cli_doctor",

@@ -88,6 +88,17 @@ def extract(text: str | None) -> Answer:
     return Answer(None, None, UNPARSED, tuple(dict.fromkeys(notes)))
 
 
+def text_of(content: Any) -> str:
+    """The text of a message's content, in the shapes that endpoints use: null is none, a list of
+    parts is the texts of its parts."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "".join(part for part in parts if isinstance(part, str))
+    return ""
+
+
 def gold(solution: str) -> Fraction:
     """The number after `####` of a reference solution. ValueError where there is none."""
     found = extract(solution)

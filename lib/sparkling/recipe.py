@@ -75,6 +75,7 @@ SIZES = (
     "shape_output",
     "prompts",
     "repeats",
+    "questions",
 )
 TIMEOUTS = ("ready_s", "request_s", "stop_s", "cell_s")
 

@@ -28,7 +28,7 @@ DEFAULTS = {
     "shape_output": 2048,
     "prompts": 4,
 }
-_IGNORED = {"context", "repeats"}  # sizes of the recipe that are not the workloads'
+_IGNORED = {"context", "repeats", "questions"}  # sizes of the recipe that are not the workloads'
 NAMES = ("short-turn", "long-answer", "repeated-text", "shape")
 
 
