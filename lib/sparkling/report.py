@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparkling import report_more as more
 from sparkling import report_sections as parts
 from sparkling import show
 from sparkling.errors import SparklingError, UsageError
@@ -42,19 +43,21 @@ def build(run_dir: Path) -> Path:
     run = Run(run_dir, None)
     timings = _timings(run_dir)
     measured = parts.Measured(run)
-    proofs = parts.proofs_of(run_dir)
+    proofs = more.proofs_of(run_dir)
     wanted: list[tuple[str, Callable[[], View | None]]] = [
         ("Verdicts", partial(parts.verdicts, measured, proofs)),
         ("The ladder", partial(parts.ladder, measured)),
-        ("Each switch alone and together", partial(parts.ablation, measured)),
+        ("Each switch alone and together", partial(more.ablation, measured)),
+        ("Speculation", partial(more.drafts, measured)),
+        ("Users at once", partial(more.users, measured)),
         ("Times, whole distributions", partial(parts.times, measured)),
         ("What was proved", partial(_proofs, run_dir)),
         ("Evaluation", partial(parts.evaluation, measured)),
         ("Arms compared on the same questions", partial(parts.comparison, measured)),
-        ("Energy and memory", partial(parts.energy, measured)),
+        ("Energy and memory", partial(more.energy, measured)),
         ("Notebooks", partial(_notebooks, run_dir, timings)),
         ("What it ran on", partial(_environment, run)),
-        ("Doing it again", partial(parts.redo, run, proofs, timings)),
+        ("Doing it again", partial(more.redo, run, proofs, timings)),
     ]
     sections = [s for title, make in wanted if (s := _section(title, make)) is not None]
     title, head = f"Sparkling run {run.id}", _head(run, timings)

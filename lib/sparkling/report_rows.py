@@ -14,14 +14,17 @@ from sparkling.store import Run
 
 ROWS = "rows"
 """Name of the file of measured rows in a notebook's run folder (`rows.jsonl`)."""
+SAMPLES = "power.jsonl"
+EVENTS = "memory-events.jsonl"
 
 
 def kind_of(row: Mapping[str, Any]) -> str | None:
-    """ "evaluation" for a row about one question, "bench" for a measured request, else None."""
+    """ "evaluation" for a row about one question, "bench" for a request measured alone, "users" for
+    one among others, else None."""
     if "correct" in row and "id" in row:
         return "evaluation"
     if "arm_hash" in row and "workload" in row and "prompt" in row:
-        return "bench"
+        return "users" if "users" in row else "bench"
     return None
 
 
@@ -31,11 +34,16 @@ def ladder_rows(run: Run) -> list[dict[str, Any]]:
     best: list[dict[str, Any]] = []
     most = 1
     for folder in sorted(p for p in run.dir.iterdir() if p.is_dir()):
-        rows = run.rows(ROWS, notebook=folder.name)
+        rows = _alone(run.rows(ROWS, notebook=folder.name))
         arms = len({r.get("arm") for r in rows})
         if arms >= most and arms > 1:
             best, most = rows, arms
-    return best or run.all_rows(ROWS)
+    return best or _alone(run.all_rows(ROWS))
+
+
+def _alone(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without requests that ran beside others, which have no place on a ladder."""
+    return [r for r in rows if "users" not in r]
 
 
 def evaluations(folder: Path) -> dict[Path, list[dict[str, Any]]]:

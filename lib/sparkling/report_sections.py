@@ -1,4 +1,5 @@
-"""The measured parts of a report, each from what lies in the run's folder; see `report`."""
+"""The measured parts of a report, each from what lies in the run's folder; see `report` and, for what
+only some runs hold, `report_more`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 from sparkling import bench, compare, metrics, plots, show, show_compare
 from sparkling.compare_sides import Side
 from sparkling.errors import SparklingError
-from sparkling.files import read_json, read_rows
 from sparkling.metrics import Summary
 from sparkling.report_page import bad, dim, heading, picture
 from sparkling.report_rows import evaluations, kind_of, ladder_rows, machine_of
@@ -55,10 +55,10 @@ class Measured:
 
     @cached_property
     def ladder(self) -> Any:
-        return bench.ladder(self.rows, _base(self.rows))
+        return bench.ladder(self.rows, base_of(self.rows))
 
 
-def _base(rows: Rows) -> str:
+def base_of(rows: Rows) -> str:
     """The baseline: the arm of that name, else the one measured first."""
     arms = list(dict.fromkeys(r["arm"] for r in rows))
     return "baseline" if "baseline" in arms or not arms else arms[0]
@@ -284,150 +284,3 @@ def comparison(m: Measured) -> View:
         view += heading(f"{c.labels[1]} against {c.labels[0]}")
         view += show_compare.comparison(c, head=False)
     return view if found else dim("Fewer than two arms answered questions, so none is compared.")
-
-
-# -- the factorial -------------------------------------------------------------------------------
-
-
-def ablation(m: Measured) -> View | None:
-    """Main effects and interactions, where a folder of the run holds a full factorial."""
-    from sparkling import ablation as factorial
-
-    views = []
-    for plan in sorted(m.run.dir.glob("*/order.json")):
-        rows = read_rows(plan.parent / "rows.jsonl")
-        names = list(dict.fromkeys(r["arm"] for r in rows))
-        base = _base(rows)
-        switches = [n.removeprefix(f"{base}+") for n in names if n.startswith(f"{base}+")]
-        switches = [s for s in switches if "+" not in s]
-        if len(switches) < 2 or len(names) < 2 ** len(switches):
-            continue
-        found = factorial.ablation(rows, switches, baseline=base)
-        views.append(_effects(found))
-    if not views:
-        return None
-    out = views[0]
-    for view in views[1:]:
-        out += view
-    return out
-
-
-def _effects(found: Any) -> View:
-    effects = [
-        {
-            "switch or pair": e.name,
-            "factor": e.ratio.text(3),
-            "by round": ", ".join(f"{v:.3f}" for v in e.by_round),
-            "": "clear" if e.clear else "not clear",
-        }
-        for e in found.effects
-    ]
-    pace = ", ".join(f"{p:.3f}" for p in found.pace)
-    caption = f"{found.definition[0].upper()}{found.definition[1:]}. Pace of the rounds: {pace}."
-    return show.table(effects, caption=caption)
-
-
-# -- energy and memory ---------------------------------------------------------------------------
-
-
-def energy(m: Measured) -> View | None:
-    """Joules per token and the machine's state, where they were sampled; memory events."""
-    from sparkling import memwatch, power
-
-    view = View("", "")
-    for path in sorted([*m.run.dir.glob("power.jsonl"), *m.run.dir.glob("*/power.jsonl")]):
-        samples = power.read(path)
-        rows = read_rows(path.parent / "rows.jsonl")
-        view += heading(f"{path.parent.name}: {len(samples)} samples")
-        view += _joules(power.per_arm(rows, samples)) + _machine(power.machine(samples))
-    events = []
-    for path in sorted(
-        [*m.run.dir.glob("memory-events.jsonl"), *m.run.dir.glob("*/memory-events.jsonl")]
-    ):
-        for event in read_rows(path):
-            level = str(event.get("level", "?"))
-            said = memwatch.sentence(event)
-            events.append({"what": level, "said": said, "when": event.get("when")})
-    if events:
-        view += show.table(events, title="Memory: warnings, and servers that were ended in time")
-    return view if view.html else None
-
-
-def _joules(arms: Sequence[Any]) -> View:
-    if not arms:
-        return dim("No power was sampled while requests ran: no joules per token.")
-    rows = [
-        {
-            "arm": a.arm,
-            "source": a.source,
-            "J/token": a.per_token.text(3),
-            "idle floor": f"{a.idle_watts:.1f} W" if a.idle_watts is not None else None,
-            "J/token above it": a.net_per_token,
-            "mean power": f"{a.watts:.1f} W",
-            "requests": f"{a.rows}" + (f", {a.uncovered} not covered" if a.uncovered else ""),
-        }
-        for a in arms
-    ]
-    return show.table(
-        rows,
-        title="Energy",
-        caption="Σ joules of the requests ÷ Σ tokens written, prefill included; n = prompts. Sources are "
-        "kept apart, since one may hold another.",
-    )
-
-
-def _machine(found: Any) -> View:
-    gib = 2**30
-    rows: list[list[Any]] = [["sampled for", f"{found.seconds:.0f} s ({found.samples} samples)"]]
-    if found.least_available is not None:
-        rows.append(["least memory available", f"{found.least_available / gib:.2f} GiB"])
-    rows += [[f"hottest, {name}", f"{value:.0f} °C"] for name, value in found.hottest.items()]
-    rows += [[f"clock, {n}", f"{lo:.0f} to {hi:.0f} MHz"] for n, (lo, hi) in found.clocks.items()]
-    rows += [[f"throttled, {name}", f"{n} samples"] for name, n in found.throttled.items()]
-    return show.table(rows, ["", "value"], title="The machine meanwhile")
-
-
-# -- doing it again ------------------------------------------------------------------------------
-
-
-def redo(run: Run, proofs: Sequence[Mapping[str, Any]], timings: Mapping[str, Any]) -> View:
-    """The commands that make this run again, from its manifest."""
-    import shlex
-
-    manifest = run.manifest
-    git = manifest.get("git") or {}
-    lane = f" --lane {manifest['lane']}" if manifest.get("lane") else ""
-    name = (manifest.get("recipe") or {}).get("name")
-    recipe = f" --recipe {shlex.quote(str(name))}" if name else ""
-    lines = []
-    if git.get("commit"):
-        dirty = "   # and changes that were not committed" if git.get("dirty") else ""
-        lines.append(f"git checkout {git['commit']}{dirty}")
-    lines.append("./scripts/setup.sh")
-    books = manifest.get("notebooks") or {}
-    params: dict[str, Any] = dict(manifest.get("params") or {})
-    for entry in books.values():
-        params |= entry.get("params") or {}
-    given = "".join(f" -p {k}={shlex.quote(str(v))}" for k, v in params.items())
-    if timings:
-        chosen = "".join(f" --notebook {n}" for n in sorted(books)) if len(books) < 8 else ""
-        lines.append(f".venv/bin/sparkling suite{lane}{recipe}{chosen}{given}")
-    if "bench" in books:
-        stages = " ".join(dict.fromkeys(p["stage"] for p in proofs))
-        lines.append(f".venv/bin/sparkling bench {stages}{lane}{recipe}".replace("  ", " "))
-    lines.append(f".venv/bin/sparkling report {run.id}   # this page again, from the same rows")
-    text = "\n".join(lines)
-    return View(f"<pre>{show.esc(text)}</pre>", text)
-
-
-def proofs_of(folder: Path) -> list[dict[str, Any]]:
-    """What the proofs of a run say, those that can be read."""
-    out = []
-    for path in sorted(folder.glob("*/proof-*.json"), key=lambda p: p.stat().st_mtime):
-        try:
-            data = read_json(path)
-        except (SparklingError, FileNotFoundError):
-            continue
-        if isinstance(data, dict) and data.get("stage"):
-            out.append(data)
-    return out
