@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkling.recipe import Launch, Recipe
 
 INTERRUPTED = 130
+KEEP_ALIVE = "SPARKLING_KEEP_ALIVE_S"  # seconds of silence before a comment; "" for none
 # Modules with further commands: each has `register(command)`, and imports no more than we do.
 MORE: tuple[str, ...] = (
     "cli_bench",
@@ -174,6 +175,8 @@ def _serve(args: argparse.Namespace) -> int:
             log=log,
             api_key=os.environ.get("SPARKLING_API_KEY") or None,
             deadline_s=args.deadline or book.timeouts.get("ready_s", 300),
+            # Whoever serves others may stand behind a proxy that cuts silence off.
+            extra_env={KEEP_ALIVE: os.environ.get(KEEP_ALIVE, "15")},
             progress=_phases(),
             # Whoever names a port wants that one; without a name another may be taken.
             exact_port=bool(args.port),

@@ -446,6 +446,7 @@ def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
     given = server.given
     assert given["launch"].stage == "nextn" and given["launch"].port == 31000
     assert given["exact_port"] is True, "a port that is named is meant"
+    assert given["extra_env"] == {"SPARKLING_KEEP_ALIVE_S": "15"}
     assert given["log"] == log and given["runs"] == tmp_path / "runs"
     assert given["api_key"] == "not-to-be-shown" and given["deadline_s"] == 300
     assert "not-to-be-shown" not in out + err
@@ -819,7 +820,7 @@ def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "args", "given"),
     [
-        ("server", "start", ["launch"], "python log api_key deadline_s progress exact_port runs"),
+        ("server", "start", ["launch"], "python log api_key deadline_s extra_env progress exact_port runs"),
         ("server", "stop_all", ["runs"], ""),
         ("serving", "remembered", ["server", "runs"], ""),
         ("serving", "find", ["runs", 1], ""),

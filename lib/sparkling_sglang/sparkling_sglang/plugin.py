@@ -48,6 +48,10 @@ def _register_main(patches: Patches, wanted: Switches) -> None:
         from sparkling_sglang import trap
 
         trap.register_main(patches, wanted)
+    if wanted.keep_alive:
+        from sparkling_sglang import keep_alive
+
+        keep_alive.register_main(patches, wanted.keep_alive)
 
 
 def _register_scheduler(patches: Patches, wanted: Switches) -> None:

@@ -11,6 +11,7 @@ FORK_FP8_HEAD = "SGLANG_ENABLE_FP8_LM_HEAD"  # the Spark fork's name; SGLang 0.5
 SHARE_HEAD = "SPARKLING_SHARE_HEAD"
 TRAP = "SPARKLING_TRAP"
 TENSOR_ONLY = "tensor-only"
+KEEP_ALIVE = "SPARKLING_KEEP_ALIVE_S"
 STATUS_FILE = "SPARKLING_STATUS_FILE"
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 
@@ -35,12 +36,13 @@ class Switches:
     share_head: bool
     status_file: str | None
     trap: str | None = None
+    keep_alive: str | None = None
 
     @property
     def idle(self) -> bool:
         """True when there is nothing for this plugin to do."""
         asked = self.fp8_head or self.share_head or self.trap or self.status_file
-        return not (self.cpu_engine or asked)
+        return not (self.cpu_engine or asked or self.keep_alive)
 
     def ids(self) -> dict[str, bool]:
         """Switch ids as recipes and the status file name them; a trap only where one is set."""
@@ -59,4 +61,5 @@ def read(env: Mapping[str, str] | None = None) -> Switches:
         share_head=_on(env, SHARE_HEAD, default=fp8_head and not trap),
         status_file=env.get(STATUS_FILE) or None,
         trap=trap,
+        keep_alive=env.get(KEEP_ALIVE, "").strip() or None,
     )
