@@ -820,7 +820,12 @@ def test_prove_what_is_being_served(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "args", "given"),
     [
-        ("server", "start", ["launch"], "python log api_key deadline_s extra_env progress exact_port runs"),
+        (
+            "server",
+            "start",
+            ["launch"],
+            "python log api_key deadline_s extra_env progress exact_port runs",
+        ),
         ("server", "stop_all", ["runs"], ""),
         ("serving", "remembered", ["server", "runs"], ""),
         ("serving", "find", ["runs", 1], ""),
