@@ -1,0 +1,243 @@
+"""The memory gate on real ninja builds: small for its mechanics, real C++ for the compilers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sparkling import kernels_ninja as kn
+from sparkling import procs, toolpath
+from sparkling.errors import SparklingError, UsageError
+
+GIB = 2**30
+MIB = 2**20
+
+NINJA = toolpath.tools(Path(sys.executable), names=("ninja",))["ninja"].path
+pytestmark = pytest.mark.skipif(NINJA is None, reason="ninja is not installed (pip install ninja)")
+
+JOB = """
+import sys, time, os
+out, seconds, mib = sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+open("started", "a").write(os.path.basename(out) + "\\n")
+held = bytearray(b"x" * (mib << 20))
+open(out, "w").write("half")
+time.sleep(seconds)
+open(out, "w").write("whole")
+"""
+
+
+def plan(folder: Path, count: int = 6, seconds: float = 0.4, mib: int = 1) -> Path:
+    """A build of `count` jobs that hold memory for a while."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.py").write_text(JOB)
+    lines = [f"rule job\n  command = {sys.executable} -S job.py -o $out {seconds} {mib}"]
+    lines += [f"build {folder}/{i}.o: job" for i in range(count)]
+    lines.append("build all: phony " + " ".join(f"{folder}/{i}.o" for i in range(count)))
+    # Phony is no target that is built.
+    (folder / "build.ninja").write_text("\n".join(lines[:-1]) + "\n")
+    return folder / "build.ninja"
+
+
+class Meter:
+    """Available memory as a test says it."""
+
+    def __init__(self, gib: float) -> None:
+        self.gib = gib
+
+    def __call__(self) -> int:
+        return int(self.gib * GIB)
+
+
+def run(file: Path, meter: Callable[[], int], cores: int = 4, **more: object) -> kn.Result:
+    gate = kn.Gate(meter, cores, keep=more.pop("keep", 16 * GIB), each=more.pop("each", 8 * GIB))
+    env = {"PATH": os.environ["PATH"], **more.pop("env", {})}
+    return kn.build(file.parent, file, ninja=NINJA, env=env, gate=gate, **more)
+
+
+def started(file: Path) -> list[str]:
+    return (file.parent / "started").read_text().split()
+
+
+def test_it_builds_what_is_missing_with_progress_and_no_more(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 5, 0.3)
+    ticks: list[kn.Tick] = []
+    result = run(file, Meter(48), progress=ticks.append)
+    assert (result.done, result.total, result.jobs, result.complete) == (5, 5, 4, True)
+    assert ticks[-1].done == 5 and {tick.state for tick in ticks} == {"building"}
+    assert all(0 <= tick.done <= tick.total and tick.running <= 4 for tick in ticks)
+    assert len(started(file)) == 5
+    again = run(file, Meter(48))
+    assert again.complete and len(started(file)) == 5
+    (tmp_path / "b" / "3.o").unlink()
+    assert kn.pending(file.parent, file, ninja=NINJA, env=os.environ) == 1
+    assert run(file, Meter(48)).complete and len(started(file)) == 6
+
+
+def test_the_jobs_are_what_memory_allows_and_the_user_wishes(tmp_path: Path) -> None:
+    def most(name: str, meter: Meter, **env: str) -> int:
+        ticks: list[kn.Tick] = []
+        file = plan(tmp_path / name, 4, 0.8)
+        result = run(file, meter, env=env, progress=ticks.append)
+        assert result.jobs == max(tick.jobs for tick in ticks)
+        return max(tick.running for tick in ticks)
+
+    assert most("one", Meter(24)) == 1
+    assert most("asked", Meter(200), MAX_JOBS="2") == 2
+    file = plan(tmp_path / "none")
+    with pytest.raises(SparklingError, match=r"Nothing is compiled: 3\.0 GiB"):
+        run(file, Meter(3))
+    for bad in ("0", " 4", "auto"):
+        with pytest.raises(UsageError, match="MAX_JOBS"):
+            run(file, Meter(200), env={"MAX_JOBS": bad})
+    assert not (file.parent / "started").exists()
+
+
+def test_below_what_is_kept_back_nothing_new_starts(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 8, 0.5)
+    meter, seen = Meter(200), []
+
+    def progress(tick: kn.Tick) -> None:
+        seen.append(tick)
+        if tick.state == "building" and meter.gib == 200:
+            meter.gib = 12
+        elif tick.state == "throttled" and tick.running == 0:
+            meter.gib = 200
+
+    result = run(file, meter, progress=progress)
+    assert result.complete and result.throttled >= 1 and result.ended == 0
+    assert "throttled" in {tick.state for tick in seen}
+    assert result.lowest == 12 * GIB
+
+
+def test_below_half_of_it_only_the_oldest_job_goes_on(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 3, 2.5)
+    meter, states = Meter(200), []
+
+    def progress(tick: kn.Tick) -> None:
+        me = os.getpid()
+        ninjas = [one for one in procs.descendants(me) if one.name == "ninja"]
+        jobs = [one for one in procs.descendants(me) if ninjas and one.ppid == ninjas[0].pid]
+        states.append([ninjas[0].state if ninjas else "", sorted(one.state for one in jobs)])
+        if tick.running == 3 and meter.gib == 200:
+            meter.gib = 7
+        elif tick.running == 1:
+            meter.gib = 200
+
+    result = run(file, meter, progress=progress)
+    assert result.complete and result.ended == 0
+    # ninja stopped, two compilers stopped, one not: at some look it was so.
+    assert any(n == "T" and jobs.count("T") == 2 and len(jobs) == 3 for n, jobs in states), states
+
+
+def test_before_memory_is_gone_the_build_is_ended_and_goes_on_later(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 4, 1.5)
+    meter, states = Meter(24), []
+
+    def progress(tick: kn.Tick) -> None:
+        states.append(tick.state)
+        if tick.done == 1 and tick.running and "waiting for memory" not in states:
+            meter.gib = 3
+        elif tick.state == "waiting for memory":
+            assert tick.running == 0
+            # What was in work is not left behind half-written.
+            assert [one for one in file.parent.glob("*.o") if one.read_text() != "whole"] == []
+            meter.gib = 200
+
+    result = run(file, meter, progress=progress)
+    assert result.complete and result.ended == 1 and "waiting for memory" in states
+    assert result.jobs == 4  # counted anew
+    names = started(file)
+    assert len(names) == 5 and len(set(names)) == 4  # one of them twice, the finished one not
+    assert {one.read_text() for one in file.parent.glob("*.o")} == {"whole"}
+
+
+def test_memory_that_does_not_come_back_is_a_sentence(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 2, 5)
+    meter = Meter(24)
+
+    def progress(tick: kn.Tick) -> None:
+        meter.gib = 1
+
+    with pytest.raises(SparklingError, match="Nothing is compiled"):
+        run(file, meter, progress=progress, wait_s=0.3)
+    assert not [one for one in procs.descendants(os.getpid()) if one.name == "ninja"]
+
+
+def test_a_file_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 2, 0.1)
+    text = file.read_text()
+    file.write_text(
+        text
+        + "rule bad\n  command = echo 'x.cu:1: error: no such header' && false\n"
+        + f"build {tmp_path}/b/bad.o: bad\n"
+    )
+    with pytest.raises(
+        SparklingError, match=r"bad\.o does not compile: x\.cu:1: error: no such.* 2 of 3 are done"
+    ):
+        run(file, Meter(24))
+    file.write_text("nonsense")
+    with pytest.raises(SparklingError, match="ninja refuses"):
+        run(file, Meter(24))
+
+
+def test_interrupting_it_leaves_no_compiler(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 3, 30)
+
+    def progress(tick: kn.Tick) -> None:
+        if tick.running:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(file, Meter(200), progress=progress)
+    assert [one for one in procs.descendants(os.getpid()) if not one.dead] == []
+
+
+def test_killing_whoever_builds_leaves_no_compiler(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 2, 30)
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom sparkling import kernels_ninja as kn\n"
+        "file = Path(sys.argv[1])\n"
+        "gate = kn.Gate(lambda: 200 << 30, 2)\n"
+        "kn.build(file.parent, file, ninja=sys.argv[2], env=dict(os.environ), gate=gate)\n"
+    )
+    mark = {"SPARKLING_TEST_MARK": str(time.time_ns())}
+    builder = subprocess.Popen(
+        [sys.executable, "-c", code, str(file), NINJA], env={**os.environ, **mark}
+    )
+    (name, value), deadline = next(iter(mark.items())), time.monotonic() + 20
+    while len(procs.marked(name, value)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(procs.marked(name, value)) >= 4  # the builder, ninja, two jobs
+    builder.send_signal(signal.SIGKILL)
+    builder.wait()
+    assert procs.wait_gone(procs.marked(name, value), 10) == []
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_real_compilers_are_measured_and_gated(tmp_path: Path) -> None:
+    """Heavy C++ files; the allowance is small, and shrinks while they compile."""
+    source = (
+        "#include <map>\n#include <regex>\n#include <string>\n"
+        "int f(const std::string& s) { std::map<int, std::regex> m; m[1] = std::regex(s);\n"
+        "  return std::regex_match(s, m[1]); }\n"
+    )
+    lines = ["rule cc\n  command = c++ -O1 -c $in -o $out"]
+    for i in range(2):
+        (tmp_path / f"{i}.cpp").write_text(source)
+        lines.append(f"build {tmp_path}/{i}.o: cc {tmp_path}/{i}.cpp")
+    file = tmp_path / "build.ninja"
+    file.write_text("\n".join(lines) + "\n")
+    meter = Meter(1.0)  # room for two of 256 MiB beside the 512 kept back
+    result = run(file, meter, keep=512 * MIB, each=256 * MIB, cores=8)
+    assert result.complete and result.jobs == 2
+    assert len(result.targets) == 2
+    for name, found in result.targets.items():
+        assert Path(name).read_bytes()[:4] == b"\x7fELF"
+        assert found["peak"] > 20 * MIB and found["seconds"] > 0
