@@ -27,8 +27,8 @@ CELL_S = 600.0
 
 
 def ordered(folder: Path) -> list[Path]:
-    """The numbered notebooks of a folder, in order."""
-    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    """The numbered notebooks of a folder, in order, then its appendices."""
+    return [*sorted(folder.glob("[0-9][0-9]_*.ipynb")), *sorted(folder.glob("appendix_*.ipynb"))]
 
 
 def choose(folder: Path, names: Sequence[str] | None) -> list[Path]:
