@@ -138,7 +138,7 @@ def workloads(
         if name not in made and name not in more.NAMES:
             every = (*made, *more.NAMES)
             raise UsageError(f"There is no workload {name!r}; there are {', '.join(every)}.")
-    return [made[n] if n in made else more.make(n, s) for n in (names or NAMES)]
+    return [made[n] if n in made else more.make(n, s, texts) for n in (names or NAMES)]
 
 
 def repeats_of(sizes: Mapping[str, int], given: int | None = None) -> int:

@@ -14,11 +14,15 @@ from typing import Any
 from sparkling.errors import UsageError
 from sparkling.workloads import Prompt, Workload
 
-NAMES = ("business", "code", "tools", "thinking-on", "thinking-off")
+NAMES = ("business", "code", "tools", "thinking-on", "thinking-off", "gsm8k")
 
 
-def make(name: str, sizes: Mapping[str, int]) -> Workload:
-    """The workload of that name with these sizes (tokens). UsageError for more prompts than are."""
+def make(name: str, sizes: Mapping[str, int], texts: str = "general") -> Workload:
+    """The workload of that name with these sizes (tokens). `texts` as in `workloads.workloads`; it
+    matters to gsm8k only, which asks Sparklet its own kind of problems.
+
+    UsageError for more prompts than there are, or without GSM8K on this machine.
+    """
     n, short, long = sizes["prompts"], sizes["short_output"], sizes["long_output"]
     if name == "business":
         return Workload(
@@ -45,6 +49,8 @@ def make(name: str, sizes: Mapping[str, int]) -> Workload:
             thinking=False,
             tools=TOOLS,
         )
+    if name == "gsm8k":
+        return _problems(n, long, texts)
     assert name in ("thinking-on", "thinking-off"), name
     on = name == "thinking-on"
     return Workload(
@@ -80,6 +86,38 @@ def _tool_rounds(n: int) -> tuple[Prompt, ...]:
             Prompt(f"{i:02d}.answer", question, messages=(ask, said, told)),
         ]
     return tuple(made)
+
+
+def _problems(n: int, most: int, texts: str) -> Workload:
+    """Problems as an evaluation asks them, the first n, but greedy and cut at `most` tokens."""
+    from sparkling import gsm8k
+    from sparkling.lane import find_root
+
+    if texts == "practice":
+        task = gsm8k.sparklet()
+        settings = task.defaults
+    else:
+        root = find_root()
+        test, train = (gsm8k.find(split, root) for split in ("test", "train"))
+        if test is None:
+            raise UsageError(
+                "The workload gsm8k needs GSM8K's test file, which is not on this machine: run "
+                "`sparkling eval` once, which fetches it, or name a folder with test.jsonl in "
+                f"{gsm8k.VARIABLE}."
+            )
+        task = gsm8k.gsm8k(test, train)
+        settings = gsm8k.Settings(mode="5-shot" if train else "zero-shot")
+    if n > len(task.questions):
+        raise UsageError(f"The workload gsm8k has {len(task.questions)} questions, not {n}.")
+    chosen = task.questions[:n]
+    return Workload(
+        "gsm8k",
+        f"{task.title}: the first {n}, {settings.mode}, thinking {'on' if settings.thinking else 'off'}, "
+        f"greedy, at most {most} tokens",
+        tuple(Prompt(str(q.id), task.prompt(q, settings)) for q in chosen),
+        most,
+        thinking=settings.thinking,
+    )
 
 
 BUSINESS = [
