@@ -17,6 +17,7 @@ Sources overlap (a package may hold the GPU), so they are never added up.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ THROTTLE = {
 }
 _SMI_FIELDS = "index,power.draw,clocks.sm,temperature.gpu"
 _SMI_LIMIT_S = 2.0
+_SMI_PERIOD_S = 1.0
 _NOT_SAID = {"", "n/a", "not supported", "unknown error", "[n/a]", "[not supported]"}
 
 
@@ -106,15 +108,24 @@ def nvml(module: Any = None) -> Sensor | str:
     return read
 
 
-def smi(ask: Callable[..., Any] | None = None) -> Sensor | str:
-    """The nvidia-smi sensor, or why there is none; one process a sample, so sample slowly."""
+def smi(
+    ask: Callable[..., Any] | None = None, clock: Callable[[], float] = time.monotonic
+) -> Sensor | str:
+    """The nvidia-smi sensor, or why there is none. It takes a process to ask, so it asks at most once
+    a second and says nothing in between."""
     if ask is None:
         from sparkling.commands import ask
     words = ("nvidia-smi", f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits")
 
+    asked = float("-inf")
+
     def read() -> dict[str, Any]:
-        answer = ask(words, _SMI_LIMIT_S)
+        nonlocal asked
         out: dict[str, Any] = {"power": {}, "temp_c": {}, "mhz": {}}
+        if clock() - asked < _SMI_PERIOD_S:
+            return out
+        asked = clock()
+        answer = ask(words, _SMI_LIMIT_S)
         if isinstance(answer, str) or answer[0] != 0:
             return out
         for line in answer[1].splitlines():
@@ -128,7 +139,10 @@ def smi(ask: Callable[..., Any] | None = None) -> Sensor | str:
     answer = ask(words, _SMI_LIMIT_S)
     if isinstance(answer, str):
         return answer
-    return read if any(read().values()) else "nvidia-smi names no power, clock or temperature"
+    if not any(read().values()):
+        return "nvidia-smi names no power, clock or temperature"
+    asked = float("-inf")
+    return read
 
 
 # -- the kernel's own ----------------------------------------------------------------------------

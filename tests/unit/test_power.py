@@ -288,3 +288,18 @@ def test_nvidia_smi_and_what_it_does_not_say(answer, wanted):
     found = sensors.smi(ask)
     assert (found if isinstance(found, str) else found()) == wanted
     assert all(a.words[0] == "nvidia-smi" and a.limit == 2.0 for a in asked)
+
+
+def test_nvidia_smi_is_asked_once_a_second(tmp_path):
+    now, asked = [100.0], []
+
+    def ask(words, limit):
+        asked.append(now[0])
+        return 0, "0, 43.25, 2400, 60\n"
+
+    read = sensors.smi(ask, clock=lambda: now[0])
+    got = []
+    for _ in range(9):
+        got.append(bool(read()["power"]))
+        now[0] += 0.25
+    assert got == [True, False, False, False] * 2 + [True] and len(asked) == 2 + 3
