@@ -50,6 +50,45 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
+def _sizing(args: argparse.Namespace) -> int:
+    from sparkling import lane, report_rows, sizing, store
+
+    runs = lane.runs_folder()
+    if args.run is None:
+        newest = store.latest(runs, holding=("*/rows.jsonl", "*/*.jsonl"))
+        if newest is None:
+            raise UsageError(f"There is no run in {runs}; `sparkling bench` makes one.")
+        folder = newest.dir
+    else:
+        folder = report_rows.find(args.run, runs)
+    bench = report_rows.ladder_rows(store.Run(folder, None))
+    questions = [r for rows in report_rows.evaluations(folder).values() for r in rows]
+    prompts = None
+    if args.prompts:
+        from pathlib import Path
+
+        from sparkling import promptfile
+
+        prompts = promptfile.load(Path(args.prompts), max_tokens=1).prompts
+    source, rows = sizing.chosen(bench, questions, args.kind, prompts)
+    if args.arm:
+        there = list(dict.fromkeys(r["arm"] for r in rows))
+        rows = [r for r in rows if r["arm"] == args.arm]
+        if not rows:
+            raise UsageError(f"There is no arm {args.arm!r} here; there are {', '.join(there)}.")
+    calls = args.calls or (10 if args.kind == "agents" else None)
+    found = sizing.expect(rows, source, calls=calls, per_day=args.per_day, tokens=args.tokens)
+    if args.json:
+        print(json.dumps([e.to_json() for e in found], indent=1, ensure_ascii=False))
+    else:
+        print(f"run {folder.name}")
+        shaky = sizing.unsteady(rows)
+        if shaky:
+            print(f"{shaky}; expect less from these numbers.")
+        print(sizing.view(found, report_rows.machine_of(rows)))
+    return 0
+
+
 def _count(text: str) -> int:
     try:
         value = int(text)
@@ -113,3 +152,19 @@ def register(command: Callable[..., Any]) -> None:
     export = command("export", _export, "print a run's rows as CSV, JSON or a llama-benchy table")
     export.add_argument("run", metavar="RUN", help="a run's id or folder")
     export.add_argument("--format", choices=("csv", "json", "llama-benchy"), default="csv")
+
+    sizing = command("sizing", _sizing, "what to expect for your work from what a run has measured")
+    sizing.add_argument("run", nargs="?", metavar="RUN", help="a run's id or folder (newest)")
+    sizing.add_argument(
+        "--class",
+        dest="kind",
+        default="short-turns",
+        metavar="CLASS",
+        help="short-turns, long-answers, agents or questions (short-turns)",
+    )
+    sizing.add_argument("--prompts", metavar="FILE", help="your own prompts instead, JSON lines")
+    sizing.add_argument("--arm", help="only this one")
+    sizing.add_argument("--calls", type=_count, metavar="N", help="calls of an agent's loop (10)")
+    sizing.add_argument("--per-day", type=_count, metavar="N", help="how long N replies take")
+    sizing.add_argument("--tokens", type=_count, metavar="N", help="a reply of N tokens as well")
+    sizing.add_argument("--json", action="store_true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,17 @@ def energy(m: Measured) -> View | None:
     events = [e for path in _each(m.run, EVENTS) for e in read_rows(path)]
     if events:
         told = [
-            {"what": e.get("level"), "said": memwatch.sentence(e), "when": e.get("when")}
+            {"what": e.get("level"), "said": memwatch.sentence(e), "time": _clock(e.get("time"))}
             for e in events
         ]
         view += show.table(told, title="Memory: warnings, and servers that were ended in time")
     return view if view.html else None
+
+
+def _clock(seconds: Any) -> str | None:
+    if not isinstance(seconds, int | float):
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _each(run: Run, name: str) -> list[Path]:

@@ -106,6 +106,8 @@ def test_every_command_has_help(capsys):
         "sparklet-quality",
         "stats",
         "compare",
+        "export",
+        "sizing",
         "eval",
         "extract",
         "inventory",
