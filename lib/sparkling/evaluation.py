@@ -6,7 +6,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from sparkling import bench, evaluate, gsm8k, proof, show
+from sparkling import (
+    bench,
+    compare,
+    compare_sides,
+    evaluate,
+    gsm8k,
+    plots,
+    proof,
+    show,
+    show_compare,
+    stats_paired,
+)
+from sparkling import published as facts
 from sparkling.errors import UsageError
 from sparkling.lane import Lane
 from sparkling.recipe import Recipe
@@ -122,6 +134,75 @@ def of_session(
         {"evaluations": {arm: {"task": task.name, "settings": settings.text(), **tally.to_json()}}}
     )
     return tally
+
+
+def in_notebook(
+    session: Any,
+    server: Any,
+    questions: int = 0,
+    *,
+    problems: str = "auto",
+    concurrency: int = 1,
+    **asked: Any,
+) -> show.View:
+    """`of_session` with the recipe's questions (or so many of them), shown as a table.
+
+    asked: what `settings_of` takes. Raises what `task_of`, `settings_of` and `of_session` raise.
+    """
+    shots = asked.get("mode") != "zero-shot"
+    task = task_of(session.lane, session.recipe, problems, shots=shots)
+    settings = settings_of(task, **asked)
+    limit = limit_of(session.recipe, questions)
+    tally = of_session(session, server, task, settings, limit=limit, concurrency=concurrency)
+    return view([tally], task, settings)
+
+
+def compared(run: Any, *, margin: float | None = None) -> show.View:
+    """Every evaluated arm of a run against its baseline (or its first arm), question by question.
+
+    margin: the loss of accuracy that would be borne, in points, for a verdict of non-inferiority.
+    """
+    tested = tested_of(run)
+    if len(tested) < 2:
+        return show.note("Fewer than two arms of this run have answered questions.")
+    base = next((s for s in tested if s.arm == "baseline"), tested[0])
+    made = show.View("", "")
+    for side in tested:
+        if side is not base:
+            found = compare.compare_sides(
+                base, side, margin=None if margin is None else margin / 100
+            )
+            made += show_compare.comparison(found)
+    return made
+
+
+def times(run: Any, key: str = "e2e_s", label: str = "time of a reply") -> show.View:
+    """The whole distribution of one quantity of the evaluated answers, a curve an arm."""
+    groups = {s.arm: [row.get(key) for row in s.evaluation] for s in tested_of(run)}
+    unit = "s" if key.endswith("_s") else "tokens"
+    drawn = plots.ecdf(groups, label=label, unit=unit, title=f"All answers: {label}")
+    return drawn or show.note("No arm of this run has answered questions.")
+
+
+def tested_of(run: Any) -> list[compare_sides.Side]:
+    """The arms of a run that have answered questions."""
+    try:
+        found = compare_sides.sides(str(run.dir), run.dir.parent)
+    except UsageError:  # it holds nothing yet
+        return []
+    return [dataclasses.replace(side, bench=()) for side in found if side.evaluation]
+
+
+def published(margin: float = 1.0) -> show.View:
+    """What the published counts of GSM8K's 1,319 questions say, and what they cannot say."""
+    names = ("both_right", "baseline_only", "all_only", "both_wrong")
+    figures = [facts.figure(f"gsm8k_{name}") for name in names]
+    counts = stats_paired.Counts(*(int(f.value) for f in figures))
+    found = stats_paired.paired(counts, margin=margin / 100)
+    made = show.note(f"PUBLISHED, not measured here: {facts.source_text(figures[0])}", strong=True)
+    for line in found.text("baseline", "all three").split("\n"):
+        made += show.note(line)
+    return made
 
 
 def view(tallies: list[Tally], task: gsm8k.Task, settings: gsm8k.Settings) -> show.View:

@@ -39,6 +39,7 @@ More, for the notebooks that want it::
     nb.prove(broken=True)                          # for a stage that is broken on purpose
     nb.ask("What is 17 x 23?", max_tokens=200)     # one streamed request, shown with its timings
     nb.measure(["long-answer"], repeats=5)         # chosen workloads, chosen repeats
+    nb.evaluate(24)                                # graded questions, proved again afterwards
     nb.ladder()                                    # every arm of this run as one picture
     nb.round_cost()                                # what a round of speculation costs here
     nb.recording("h200-humming")                   # one recording, plainly labelled
@@ -56,7 +57,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkling import bench, card, needs, recordings, show, store, tidy
+from sparkling import bench, card, evaluation, needs, recordings, show, store, tidy
 from sparkling import lane as _lane
 from sparkling import proof as _proof
 from sparkling import recipe as _recipe
@@ -265,6 +266,16 @@ class Session:
                 progress=live.progress,
             )
         return show.measured(bench.summarise(rows))
+
+    def evaluate(self, questions: int = 0, **options: Any) -> show.View:
+        """Ask the running arm graded questions (the recipe's number; 0 is that), then prove it again.
+
+        Rows go to `<run>/<arm>/<questions>.jsonl`; what is there already is not asked again. Options
+        as `evaluation.in_notebook` takes them.
+        """
+        if self._missing:
+            return show.note(f"Nothing is evaluated: {self._missing}")
+        return evaluation.in_notebook(self, self._running("evaluate"), questions, **options)
 
     def ladder(self, *, workload: str | None = None, whole_run: bool = False) -> show.View:
         """Every arm that this run has measured, as one picture.
