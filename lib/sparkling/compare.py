@@ -339,10 +339,16 @@ def _means(rows: Iterable[Row]) -> dict[Any, dict[str, float]]:
 
 
 def within(found: Sequence[Side], *, baseline: str = "baseline") -> list[Comparison]:
-    """Every evaluated arm of a run against its baseline (or its first arm)."""
-    tested = [replace(s, bench=()) for s in found if s.evaluation]
-    base = next((s for s in tested if s.arm == baseline), tested[0] if tested else None)
-    return [compare_sides(base, s) for s in tested if base is not None and s is not base]
+    """Every evaluated arm of a run against its baseline (or its first arm), by kind of questions."""
+    tasks: dict[str, list[Side]] = {}
+    for side in found:
+        if side.evaluation:
+            tasks.setdefault(side.task, []).append(replace(side, bench=()))
+    out = []
+    for tested in tasks.values():
+        base = next((s for s in tested if s.arm == baseline), tested[0])
+        out += [compare_sides(base, s) for s in tested if s is not base]
+    return out
 
 
 __all__ = [

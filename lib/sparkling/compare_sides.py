@@ -39,6 +39,7 @@ class Side:
     evaluation: tuple[dict[str, Any], ...] = ()
     bench: tuple[dict[str, Any], ...] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    task: str = ""  # which questions (the name of their file)
 
     @property
     def launch(self) -> Mapping[str, Any]:
@@ -75,22 +76,24 @@ def sides(text: str, runs: Path) -> list[Side]:
 
 
 def choose(first: Sequence[Side], second: Sequence[Side]) -> list[tuple[Side, Side]]:
-    """Which arm is compared with which: the two, if each text names one; else the arms of the same
-    name. UsageError when that leaves nothing."""
+    """Which is compared with which: the two, if each text gives one; else arms of the same name
+    (if each text names one arm, those), with the same questions. UsageError when nothing is left."""
     if len(first) == len(second) == 1:
         return [(first[0], second[0])]
-    theirs = {s.arm: s for s in second}
-    pairs = [(s, theirs[s.arm]) for s in first if s.arm in theirs]
+    one_each = len({s.arm for s in first}) == len({s.arm for s in second}) == 1
+    theirs = {("" if one_each else s.arm, s.task): s for s in second}
+    keys = [("" if one_each else s.arm, s.task) for s in first]
+    pairs = [(s, theirs[key]) for s, key in zip(first, keys, strict=True) if key in theirs]
     if not pairs:
         raise UsageError(
-            f"The first has the arms {_names(first)}, the second {_names(second)}; say which to "
-            "compare, as RUN:ARM."
+            f"The first has {_names(first)}, the second {_names(second)}; say which to compare, as "
+            "RUN:ARM."
         )
     return pairs
 
 
 def _names(found: Iterable[Side]) -> str:
-    return ", ".join(s.arm for s in found)
+    return ", ".join(dict.fromkeys(s.arm for s in found))
 
 
 def _no_arm(text: str, arm: str, found: Sequence[Side]) -> list[Side]:
@@ -109,15 +112,33 @@ def _of_run(folder: Path) -> list[Side]:
     run = Run(folder, None)
     manifest = run.manifest  # refuses what is no run
     bench = _by_arm(r for r in ladder_rows(run) if kind_of(r) == "bench")
-    tested: dict[str, list[dict[str, Any]]] = {}
-    for rows in evaluations(folder).values():
+    tested = by_task(evaluations(folder))
+    out = []
+    for arm in dict.fromkeys((*bench, *(a for a, _ in tested))):
+        tasks = [t for a, t in tested if a == arm]
+        name, requests = f"{run.id}:{arm}", tuple(bench.get(arm, ()))
+        if len(tasks) > 1:
+            # Questions of two kinds may have the same ids: each kind is compared by itself.
+            out += [
+                Side(f"{name} ({t})", arm, tuple(tested[arm, t]), (), manifest, t) for t in tasks
+            ]
+            if requests:
+                out.append(Side(f"{name} (requests)", arm, (), requests, manifest, "requests"))
+        else:
+            rows = tuple(tested[arm, tasks[0]]) if tasks else ()
+            out.append(Side(name, arm, rows, requests, manifest, tasks[0] if tasks else ""))
+    return out
+
+
+def by_task(
+    files: Mapping[Path, Sequence[dict[str, Any]]],
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Evaluation rows by (arm, task), the task being the name of the file."""
+    out: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path, rows in files.items():
         for arm, group in _by_arm(rows).items():
-            tested.setdefault(arm, []).extend(group)
-    arms = dict.fromkeys((*bench, *tested))
-    return [
-        Side(f"{run.id}:{a}", a, tuple(tested.get(a, ())), tuple(bench.get(a, ())), manifest)
-        for a in arms
-    ]
+            out.setdefault((arm, path.stem), []).extend(group)
+    return out
 
 
 def _of_file(path: Path) -> list[Side]:

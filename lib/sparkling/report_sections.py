@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkling import bench, compare, metrics, plots, show, show_compare
-from sparkling.compare_sides import Side
+from sparkling.compare_sides import Side, by_task
 from sparkling.errors import SparklingError
 from sparkling.metrics import Summary
 from sparkling.report_page import bad, dim, heading, picture
@@ -41,13 +41,17 @@ class Measured:
 
     @cached_property
     def sides(self) -> list[Side]:
-        """Every evaluated arm."""
-        arms: dict[str, Rows] = {}
-        for rows in self.tested.values():
-            for row in rows:
-                arms.setdefault(str(row.get("arm") or "unnamed"), []).append(row)
-        manifest = self.run.manifest
-        return [Side(f"{self.run.id}:{a}", a, tuple(r), (), manifest) for a, r in arms.items()]
+        """Every evaluated arm, with each kind of questions that it was asked."""
+        manifest, found = self.run.manifest, by_task(self.tested)
+        return [
+            Side(f"{self.run.id}:{arm}", arm, tuple(rows), (), manifest, task)
+            for (arm, task), rows in found.items()
+        ]
+
+    def label(self, side: Side) -> str:
+        """The arm, and the questions where the run has several kinds."""
+        several = len({s.task for s in self.sides}) > 1
+        return f"{side.arm}, {side.task}" if several else side.arm
 
     @cached_property
     def comparisons(self) -> list[compare.Comparison]:
@@ -131,7 +135,10 @@ def _gains(m: Measured) -> Iterable[tuple[str, str]]:
 def _accuracies(m: Measured) -> Iterable[tuple[str, str]]:
     for side in m.sides:
         right, n = sum(bool(r["correct"]) for r in side.evaluation), len(side.evaluation)
-        yield f"{side.arm} answers {right} of {n} questions right: {percent(wilson(right, n))}.", ""
+        yield (
+            f"{m.label(side)} answers {right} of {n} questions right: {percent(wilson(right, n))}.",
+            "",
+        )
 
 
 def _compared(c: compare.Comparison) -> str:
@@ -240,7 +247,7 @@ def evaluation(m: Measured) -> View:
         outcome = compare.outcome(side.arm, group)
         rows.append(
             {
-                "arm": side.arm,
+                "arm": m.label(side),
                 "questions": len(group),
                 "right": right,
                 "accuracy": percent(wilson(right, len(group))),
@@ -261,11 +268,11 @@ def evaluation(m: Measured) -> View:
             entry = rules.setdefault(
                 str(row.get("rule") or "none"), {"rule": str(row.get("rule") or "none")}
             )
-            entry[side.arm] = entry.get(side.arm, 0) + 1
-    order = ["rule", *(s.arm for s in m.sides)]
+            entry[m.label(side)] = entry.get(m.label(side), 0) + 1
+    order = ["rule", *(m.label(s) for s in m.sides)]
     filled = [{k: r.get(k, 0) for k in order} for r in rules.values()]
     view += show.table(filled, order, title="The rule that found the answer")
-    by = {s.arm: s.evaluation for s in m.sides}
+    by = {m.label(s): s.evaluation for s in m.sides}
     for key, name, definition in (
         ("e2e_s", "time of a reply, s", "from sending the request to its end"),
         ("completion_tokens", "tokens written", "the server's count, thinking included"),

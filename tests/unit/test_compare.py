@@ -305,3 +305,19 @@ def test_command(tmp_path, capsys):
     assert cli.main(["compare", a, str(tmp_path / "none.jsonl")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_questions_of_two_kinds_are_compared_apart(runs, root):
+    make_run(runs, "a", "fp8-head", root, questions("fp8-head"))
+    make_run(runs, "b", "nextn", root, questions("nextn"))
+    for name, arm in (("a", "fp8-head"), ("b", "nextn")):
+        write(runs / name / arm / "sparklet.jsonl", questions(arm, 30))
+    found = compare.compare("a", "b", runs, root=root)
+    assert [(c.second, c.evaluation.accuracy.counts.n) for c in found] == [
+        ("b:nextn (gsm8k)", N),
+        ("b:nextn (sparklet)", 30),
+    ]
+    make_run(runs, "c", "nextn", root, questions("nextn") + questions("baseline"))
+    write(runs / "c" / "x" / "sparklet.jsonl", questions("nextn", 30) + questions("baseline", 30))
+    both = compare.within(sides("c", runs))
+    assert [c.evaluation.accuracy.counts.n for c in both] == [N, 30]

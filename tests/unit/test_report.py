@@ -332,3 +332,24 @@ def test_the_work_is_linear_in_the_rows(run, monkeypatch):
         assert "could not be made" not in report.build(run.dir).read_text()
         seen.append(Counted.compared)
     assert 0 < seen[1] < 2.5 * seen[0]
+
+
+def test_users_at_once_have_a_section_and_no_place_on_the_ladder(run):
+    folder = run.dir / "concurrency"
+    folder.mkdir()
+    (folder / "order.json").write_text(json.dumps({"arms": ["fp8-head", "nextn"]}))
+    rows = []
+    for arm, rate in (("fp8-head", 40.0), ("nextn", 60.0)):
+        for users in (1, 2):
+            for i in range(6):
+                sent = 100.0 + (i // users) * 3
+                more = {"users": users, "user": i % users, "turn": i // users, "sent_s": sent}
+                more |= {"chunk_times_s": [0.1, 0.5, 0.9], "chunk_tokens": [1, 50, 101]}
+                rows.append(row(arm, i, rate, round=0, limit=4, **more))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    page = report.build(run.dir).read_text()
+    at = page.index('id="users-at-once"')
+    section = page[at : page.index("<h2", at)]
+    assert "Where speculation" in section or "What speculation gains" in section
+    assert "could not be made" not in page
+    assert {r["arm"] for r in report.ladder_rows(run)} == {"baseline", "nextn"}
