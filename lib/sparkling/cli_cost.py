@@ -39,9 +39,14 @@ def _costmodel(args: argparse.Namespace) -> int:
 
     if args.context < 0:
         raise UsageError(f"--context {args.context} is impossible: give a number of tokens from 0.")
-    inv = _source(args)
-    inv.known()
     rows = _rows(args.run) if args.run else []
+    if rows and not args.checkpoint and not args.recipe:
+        from sparkling import lane
+
+        inv = costmodel.inventory_of(rows, lane.detect("auto"))
+    else:
+        inv = _source(args)
+    inv.known()
     here = devices.measure_here()
     on = _device(args.device, rows, here)
     found = [*devices.known().values(), here]

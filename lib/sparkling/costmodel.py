@@ -342,6 +342,29 @@ def measured(rows: Iterable[Mapping[str, Any]], inv: Inventory, on: Device) -> l
     return found
 
 
+def rows_near(run: Any, runs: Path) -> tuple[list[dict[str, Any]], str]:
+    """Benchmark rows of this run (a `store.Run`), else of the newest run that measured anything, and
+    the run's id; ([], "") when none did."""
+    from sparkling import store
+
+    for found in (run, store.latest(runs, holding=("rows.jsonl", "*/rows.jsonl"))):
+        if found is not None and (rows := found.all_rows("rows")):
+            return rows, found.id
+    return [], ""
+
+
+def inventory_of(rows: Sequence[Mapping[str, Any]], lane: Any) -> Inventory:
+    """The inventory of the checkpoint that these rows measured: the lane's own when they are of its
+    recipe, else that of the recipe they name. Raises SparklingError when it cannot be read."""
+    from sparkling import recipe
+
+    book = recipe.load(lane.recipe_path, root=lane.root)
+    named = rows[0].get("recipe") or book.name
+    if named == book.name:
+        return inventory(lane.model)
+    return inventory(recipe.load(named, root=lane.root))
+
+
 def run_predictions(
     rows: Iterable[Mapping[str, Any]], inv: Inventory, on: Device
 ) -> list[Prediction]:

@@ -196,6 +196,11 @@ def inventory(where: Path | str | Mapping[str, Any] | Any) -> Inventory:
     return _build(found, layers, shape, folder.name, source, why)
 
 
+def of_lane(lane: Any) -> Inventory:
+    """The inventory of a lane's checkpoint, or of the full-size model where there is none yet."""
+    return inventory(lane.model if (lane.model / "config.json").is_file() else FLASH)
+
+
 @cache
 def _flash() -> dict[str, Any]:
     return tomllib.loads((_FACTS / f"{FLASH}.toml").read_text("utf-8"))

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkling import costmodel, traffic
+from sparkling import devices as _devices
+from sparkling import published as _published
 from sparkling.costmodel import Measured, Prediction
 from sparkling.devices import Device
-from sparkling.errors import UsageError
+from sparkling.errors import SparklingError, UsageError
 from sparkling.inventory import Inventory
 from sparkling.puzzle import Puzzle
-from sparkling.show import View, table
+from sparkling.show import View, note, table
 
 MAX_BYTES = 60_000
 GREY, BLUE, GREEN, ORANGE, PURPLE, RED = (
@@ -276,6 +278,73 @@ def measured(arms: Sequence[Measured], on: Device) -> View:
         else "Memory is not the limit here, so bytes do not predict these times; the lower ends do."
     )
     return table(rows, title=f"Measured, against {on.text()}", caption=limit)
+
+
+def run(nb: Any, here: Device) -> View:
+    """What this run, or the newest one, measured beside what bytes say; a sentence where none did.
+
+    nb: the notebook's session. here: this machine's processor, used where the rows name no GPU.
+    """
+    rows, name = costmodel.rows_near(nb.run, nb.lane.runs)
+    if not rows:
+        return note(
+            "No run on this machine holds measurements yet; run the ladder, then this again."
+        )
+    gpus = (rows[0].get("machine") or {}).get("gpus") or ()
+    on = (_devices.of_gpus(gpus) if gpus else None) or here
+    if gpus and on is here:
+        return note(
+            f"The bandwidth of {gpus[0]} is not known here: see `sparkling costmodel --device`."
+        )
+    try:
+        inv = costmodel.inventory_of(rows, nb.lane)
+    except SparklingError as error:
+        return note(f"Run {name} measured a checkpoint that cannot be read now: {error}")
+    found = costmodel.run_predictions(rows, inv, on)
+    text = f"Run {name}, {inv.model}, bytes as the checkpoint stores them."
+    if not found:
+        text += " No two of its arms differ in the head or in speculation alone, so no gain is compared."
+    shown = note(text) + measured(costmodel.measured(rows, inv, on), on)
+    return shown + predictions(found) if found else shown
+
+
+def sizes(inv: Inventory) -> View:
+    """Every size given for the FP4 weights, beside what this inventory sums to."""
+    target = inv.bytes_total - sum(
+        part.bytes for part in inv.components if part.name.startswith(traffic.NEXTN)
+    )
+    rows = [
+        {
+            "what": "all tensors, from " + inv.source,
+            "size": _both(inv.bytes_total),
+            "where from": "computed",
+        },
+        {"what": "without the NEXTN layer", "size": _both(target), "where from": "computed"},
+        *(
+            {"what": one.what, "size": one.text(), "where from": _published.source_text(one)}
+            for one in map(
+                _published.figure,
+                (
+                    "weights_shards_gb",
+                    "weights_loaded_gib",
+                    "weights_bakeer_gb",
+                    "weights_guides_gb",
+                ),
+            )
+        ),
+    ]
+    caption = (
+        "The shards' sum is the tensors' to the last digit given. The loaded weights are the target "
+        "alone, in 2^30 bytes, so they look smaller than the download. On an H200 the log said 65.13 GB "
+        "(2^30) for the target with dummy weights and 3.38 for the draft with its own embedding and head "
+        "(recorded while designing this): 1.2 above the tensors, of which the parts are not known to "
+        "us. Nothing here explains 60.5."
+    )
+    return table(rows, title="How large are the FP4 weights?", caption=caption)
+
+
+def _both(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB = {count / 2**30:,.2f} GiB"
 
 
 def puzzle(found: Puzzle) -> View:

@@ -143,10 +143,12 @@ def claims(text):
 def known(number, unit):
     digits = len(number.partition(".")[2])
     value = float(number.replace(",", ""))
-    return any(
-        one.unit == unit and round(published.value(one.id), digits) == value
-        for one in ALL.figures.values()
-    )
+    for one in ALL.figures.values():
+        share = one.unit == "of memory" and unit == "%"  # 0.68 is also written as 68 %
+        found = round(published.value(one.id) * (100 if share else 1), digits)
+        if found == value and (one.unit == unit or share):
+            return True
+    return False
 
 
 def prose(root):
