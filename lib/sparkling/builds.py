@@ -42,7 +42,7 @@ class Build:
         return "tight" if self.size < memory else "too large"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Builds:
     """All builds beside one machine; shows itself as a table."""
 
@@ -76,11 +76,13 @@ class Builds:
         title = f"{gb(self.memory)} of memory ({self.where}), {gb(self.disk)} of disk free"
         return show.table(self.rows(), title=title)
 
+    def __repr__(self) -> str:
+        return str(self.view())
+
     def _repr_html_(self) -> str:
         return self.view()._repr_html_()
 
-    def __str__(self) -> str:
-        return str(self.view())
+    __str__ = __repr__
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -101,8 +103,8 @@ class Builds:
 
 
 def known() -> tuple[Build, ...]:
-    """The builds of `builds.toml`, in its order."""
-    text = Path(__file__).with_name("builds.toml").read_text("utf-8")
+    """The builds of `facts/builds.toml`, in its order."""
+    text = (Path(__file__).parent / "facts" / "builds.toml").read_text("utf-8")
     return tuple(
         Build(
             repo=b["repo"],

@@ -59,7 +59,7 @@ class Progress:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fetched:
     """What a download did. fetched: bytes that came over the network now."""
 
@@ -87,6 +87,9 @@ class Fetched:
             *self.notes,
         )
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         from sparkling import show

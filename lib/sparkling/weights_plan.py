@@ -99,7 +99,7 @@ class Step:
         return max(0, (self.file.size or 0) - self.have)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What a download will do; shows itself as a table."""
 
@@ -158,6 +158,9 @@ class Plan:
             for step in self.steps
         ]
         return show.table(rows, title=str(self))
+
+    def __repr__(self) -> str:
+        return str(self.view())
 
     def _repr_html_(self) -> str:
         return self.view()._repr_html_()

@@ -59,7 +59,7 @@ class Tensors:
         return f"tensors are not those of the architecture: {'; '.join(parts)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verified:
     """What `verify` established. hashed: files read now; trusted: hashed before, untouched since;
     bare: weight files of which no checksum is known."""
@@ -80,6 +80,15 @@ class Verified:
     def ok(self) -> bool:
         """Whether nothing is known to be wrong (a broken file raises before this is asked)."""
         return self.tensors.ok is not False
+
+    def require(self) -> Verified:
+        """Itself. Raises WeightsError when the tensors are not those of the architecture."""
+        if not self.ok:
+            raise WeightsError(
+                f"{self.checked.folder} cannot be served rightly: {self.tensors}; fetch it again, or "
+                "use an SGLang that knows this checkpoint."
+            )
+        return self
 
     @property
     def origin(self) -> str:
@@ -123,6 +132,9 @@ class Verified:
         rows.append(("content", show.MARK[True if self.verified else None], said))
         rows.append(("tensors", show.MARK[self.tensors.ok], str(self.tensors)))
         return show.table(rows, ["asked", "", "found"], title=str(c.folder.name))
+
+    def __repr__(self) -> str:
+        return str(self.view())
 
     def _repr_html_(self) -> str:
         return self.view()._repr_html_()

@@ -25,6 +25,7 @@ from sparkling import (
     weights_verify,
 )
 from sparkling.errors import SparklingError
+from sparkling.lane import Lane
 from sparkling.weightcheck import MANIFEST, WeightsError
 
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))
@@ -242,6 +243,67 @@ def test_patterns_choose_files(model, tmp_path):
     assert SHARD in some.excluded
     with pytest.raises(SparklingError, match="No file of"):
         weights_plan.plan(listing, tmp_path, include=["*.gguf"])
+
+
+def test_a_stopped_download_to_look_at_is_gone_on_with(root, tmp_path):
+    model = root / "models" / "sparklet"
+    half = weights.stopped(model, tmp_path / "half")
+    actions = [step.action for step in weights.sample(model, half).steps]
+    assert actions.count("resume") == 1 and {"check", "fetch"} < set(actions)
+    with pytest.raises(SparklingError, match="is not empty"):
+        weights.stopped(model, half)
+    with pytest.raises(WeightsError):
+        weightcheck.check(half)
+
+
+# -- what a notebook calls -----------------------------------------------------------------------
+
+
+def lane_of(kind, model, root):
+    return Lane(kind, root, Path("python"), Path("recipe"), model, root / "runs", "")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(
+        "sparkling.hub_listing.listing", lambda *a, **k: pytest.fail("a hub was asked")
+    )
+
+
+def test_the_cpu_lane_asks_nobody(offline, root, model):
+    assert "needs no download" in str(weights.obtain(lane_of("cpu", model, root)))
+
+
+def test_a_fetched_checkpoint_is_not_asked_for_again(offline, root, fetched):
+    said = str(weights.obtain(lane_of("spark", fetched, root), REPO))
+    assert "is complete" in said and "no hub is asked" in said
+
+
+def test_another_repository_is_not_fetched_over(offline, root, fetched):
+    with pytest.raises(SparklingError, match="holds owner/model, not a/b"):
+        weights.obtain(lane_of("spark", fetched, root), "a/b")
+
+
+def test_somebodys_own_checkpoint_is_left_alone(offline, root, model):
+    before = {p.name: p.stat().st_mtime_ns for p in model.iterdir()}
+    assert "stays as it is" in str(weights.obtain(lane_of("spark", model, root), REPO))
+    assert before == {p.name: p.stat().st_mtime_ns for p in model.iterdir()}
+
+
+@pytest.mark.parametrize("there", ["nothing", "a part", "another revision"])
+def test_what_is_not_whole_is_fetched(root, fetched, tmp_path, monkeypatch, there):
+    asked = []
+    monkeypatch.setattr(weights, "get", lambda *a, **k: asked.append((a, k)))
+    model, revision = fetched, None
+    if there == "nothing":
+        model = tmp_path / "new"
+    elif there == "a part":
+        (model / SHARD).unlink()
+        (model / MANIFEST).unlink()
+    else:
+        revision = "v2"
+    weights.obtain(lane_of("spark", model, root), REPO, hub="modelscope", revision=revision)
+    assert asked == [((REPO, model), {"hub": "modelscope", "revision": revision})]
 
 
 # -- leftovers -----------------------------------------------------------------------------------
