@@ -277,21 +277,23 @@ def _median(first: Sequence[float], second: Sequence[float], seed: int) -> Ratio
     return Ratio("time of a reply, p50", *values, "s", middle, "median from request to end")
 
 
-def drift(found: Iterable[Ratio]) -> str | None:
+def drift(
+    found: Iterable[Ratio], labels: tuple[str, str] = ("the first", "the second")
+) -> str | None:
     """Did the faster arm write more? One sentence from the ratio of lengths; None without one."""
     by_name = {r.name: r for r in found}
     length, rate = by_name.get("length"), by_name.get("decode rate")
     if length is None:
         return None
-    said = f"{length.ratio.text(3)} times as much as the first"
+    said = f"{length.ratio.text(3)} times as much as {labels[0]}"
     if not length.ratio.excludes(1.0):
-        return f"No length drift is shown: the second wrote {said}."
+        return f"No length drift is shown: {labels[1]} wrote {said}."
     more = "more" if length.ratio.value > 1 else "less"
     faster = ""
     if rate is not None and rate.ratio.excludes(1.0):
         faster = f" ({'faster' if rate.ratio.value > 1 else 'slower'} per token)"
     return (
-        f"Length drift: the second arm{faster} wrote {more}, {said}; compare times per token, not per "
+        f"Length drift: {labels[1]}{faster} wrote {more}, {said}; compare times per token, not per "
         "reply."
     )
 
@@ -338,7 +340,9 @@ def _means(rows: Iterable[Row]) -> dict[Any, dict[str, float]]:
 # -- pairs of a run ------------------------------------------------------------------------------
 
 
-def within(found: Sequence[Side], *, baseline: str = "baseline") -> list[Comparison]:
+def within(
+    found: Sequence[Side], *, baseline: str = "baseline", margin: float | None = None
+) -> list[Comparison]:
     """Every evaluated arm of a run against its baseline (or its first arm), by kind of questions."""
     tasks: dict[str, list[Side]] = {}
     for side in found:
@@ -347,7 +351,7 @@ def within(found: Sequence[Side], *, baseline: str = "baseline") -> list[Compari
     out = []
     for tested in tasks.values():
         base = next((s for s in tested if s.arm == baseline), tested[0])
-        out += [compare_sides(base, s) for s in tested if s is not base]
+        out += [compare_sides(base, s, margin=margin) for s in tested if s is not base]
     return out
 
 

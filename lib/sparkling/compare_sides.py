@@ -24,8 +24,8 @@ _PLACES = {"--host", "--port", "--model-path", "--speculative-draft-model-path"}
 # Columns of evaluation rows that must agree pair by pair, or over all rows.
 _PER_PAIR = ("gold", "prompt_hash", "case_hash", "prompt_tokens")
 _PER_ARM = (
-    *("task", "data_sha256", "mode", "shots", "seed", "sampling", "max_tokens", "thinking"),
-    *("settings", "model_id", "machine_id"),
+    *("dataset", "data_sha256", "mode", "shots", "seed", "sampling", "max_tokens", "thinking"),
+    *("settings", "model_id", "machine_id", "concurrency"),
 )
 
 

@@ -126,6 +126,11 @@ def redo(run: Run, proofs: Sequence[Mapping[str, Any]], timings: Mapping[str, An
     if timings:
         chosen = "".join(f" --notebook {n}" for n in sorted(books)) if len(books) < 8 else ""
         lines.append(f".venv/bin/sparkling suite{lane}{recipe}{chosen}{given}")
+    if "eval" in books:
+        arms = " ".join((manifest.get("evaluations") or {}).keys())
+        said = {e.get("settings") for e in (manifest.get("evaluations") or {}).values()} - {None}
+        note = f"   # {'; '.join(sorted(said))}" if said else ""
+        lines.append(f".venv/bin/sparkling eval {arms}{lane}{recipe}{note}".replace("  --", " --"))
     if "bench" in books:
         stages = " ".join(dict.fromkeys(p["stage"] for p in proofs))
         lines.append(f".venv/bin/sparkling bench {stages}{lane}{recipe}".replace("  ", " "))

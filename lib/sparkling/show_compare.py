@@ -20,7 +20,7 @@ def comparison(c: Any, *, head: bool = True) -> View:
     if c.evaluation:
         view += evaluation(c.evaluation)
     if c.bench:
-        view += bench(c.bench)
+        view += bench(c.bench, c.labels)
     return view
 
 
@@ -38,24 +38,27 @@ def evaluation(e: Any) -> View:
         title="How the questions ended",
         caption="Each arm over all that it answered. Cut off, not parsed and failed count as wrong.",
     )
+    lines: list[list[Any]] = [
+        ["questions right in both", c.both],
+        [f"right in {first.arm} only", c.first_only],
+        [f"right in {second.arm} only", c.second_only],
+        ["right in neither", c.neither],
+        ["pairs, joined by id", c.n],
+        [f"accuracy of {first.arm} ({found.first.method})", percent(found.first)],
+        [f"accuracy of {second.arm} ({found.second.method})", percent(found.second)],
+        ["McNemar, exact, two-sided", f"p = {p_text(found.p)}"],
+        [f"difference ({found.difference.method})", points(found.difference)],
+    ]
+    if found.score.method != found.difference.method:
+        lines.append([f"difference ({found.score.method})", points(found.score)])
     view += table(
-        [
-            ["questions right in both", c.both],
-            [f"right in {first.arm} only", c.first_only],
-            [f"right in {second.arm} only", c.second_only],
-            ["right in neither", c.neither],
-            ["pairs, joined by id", c.n],
-            [f"accuracy of {first.arm} ({found.first.method})", percent(found.first)],
-            [f"accuracy of {second.arm} ({found.second.method})", percent(found.second)],
-            ["McNemar, exact, two-sided", f"p = {p_text(found.p)}"],
-            [f"difference ({found.difference.method})", points(found.difference)],
-            [f"difference ({found.score.method})", points(found.score)],
-        ],
+        lines,
         ["", "value"],
         title="The same questions, paired",
-        caption="Difference = second minus first; intervals at 95 %. " + " ".join(found.limits()),
+        caption=f"Difference = {second.arm} minus {first.arm}; intervals at 95 %. "
+        + " ".join(found.limits()),
     )
-    return view + ratios(e.ratios, "questions")
+    return view + ratios(e.ratios, "questions", (first.arm, second.arm))
 
 
 def _outcome(o: Any) -> dict[str, Any]:
@@ -69,30 +72,30 @@ def _outcome(o: Any) -> dict[str, Any]:
     }
 
 
-def ratios(found: Any, units: str) -> View:
+def ratios(found: Any, units: str, labels: tuple[str, str] = ("first", "second")) -> View:
     """Every quantity of both arms with its paired ratio, and the sentence on length drift."""
     if not found:
         return View("", "")
     rows = [
         {
             "quantity": r.name,
-            "first": f"{r.first:.4g} {r.unit}",
-            "second": f"{r.second:.4g} {r.unit}",
-            "second ÷ first": r.ratio.text(3),
+            labels[0]: f"{r.first:.4g} {r.unit}",
+            labels[1]: f"{r.second:.4g} {r.unit}",
+            "ratio": r.ratio.text(3),
             "definition": r.definition,
         }
         for r in found
     ]
-    said = _compare.drift(found)
+    said = _compare.drift(found, labels)
     view = table(
         rows,
         title="Rates and lengths",
-        caption=f"Ratios: paired bootstrap over {units} that both arms answered, 95 %.",
+        caption=f"Ratio = {labels[1]} ÷ {labels[0]}: paired bootstrap over {units} that both arms answered, 95 %.",
     )
     return view + note(said) if said else view
 
 
-def bench(b: Any) -> View:
+def bench(b: Any, labels: tuple[str, str]) -> View:
     """Decode rates and the gain, over everything and by workload; times and lengths."""
     rows = []
     for ladder in dict.fromkeys((*b.by_workload, b.whole)):
@@ -114,4 +117,4 @@ def bench(b: Any) -> View:
     )
     if b.whole.warning:
         view = note(b.whole.warning, strong=True) + view
-    return view + ratios(b.ratios, "prompts")
+    return view + ratios(b.ratios, "prompts", labels)

@@ -101,6 +101,12 @@ def chosen(
     if kind not in CLASSES:
         raise UsageError(f"There is no class {kind!r}; there are {', '.join(CLASSES)}.")
     if kind == "questions":
+        most = max((r.get("concurrency") or 1 for r in questions), default=1)
+        if most > 1:
+            raise UsageError(
+                f"These questions were asked {most} at once, so their times are not those of one reply; "
+                "evaluate with --concurrency 1."
+            )
         if questions:
             return "evaluated questions", list(questions)
         raise UsageError("This run has evaluated no questions; `sparkling eval` does.")
@@ -262,7 +268,7 @@ def view(found: Sequence[Expected], where: str = "") -> View:
         for name, value in _cells(e).items():
             cells.setdefault(name, {"": name})[e.arm] = value
     caption = (
-        f"From {found[0].source}, measured one request at a time{' on ' + where if where else ''}. A reply: "
+        f"From {found[0].source}, measured one request at a time{' on ' + where if where and '?' not in where else ''}. A reply: "
         "mean from sending to its end, 95 % bootstrap interval over n prompts. A day: 24 h of replies one "
         "after the other."
     )

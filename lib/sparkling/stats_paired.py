@@ -210,7 +210,7 @@ class Paired:
             f"neither {c.neither}; n = {c.n} pairs",
             f"accuracy: {first} {percent(self.first)}, {second} {percent(self.second)} "
             f"({self.first.method}, {self.first.level:.0%})",
-            f"McNemar, exact, two-sided: p = {p_text(self.p)} ({c.discordant} discordant pairs)",
+            f"McNemar, exact, two-sided: p = {p_text(self.p)} ({c.discordant} discordant pair{_s(c.discordant)})",
             f"difference, {second} minus {first}: {points(self.difference)} "
             f"({self.difference.method}, {self.difference.level:.0%})",
         ]
@@ -225,10 +225,10 @@ class Paired:
         """What n pairs like these could have shown or excluded."""
         c, need = self.counts, self.smallest_significant
         out = [
-            f"With {c.discordant} discordant pairs a net change of {need} "
+            f"With {c.discordant} discordant pair{_s(c.discordant)} a net change of {need} "
             f"({100 * need / c.n:.2f} points) is the smallest with p < 0.05."
             if need is not None
-            else f"With {c.discordant} discordant pairs no net change has p < 0.05."
+            else f"With {c.discordant} discordant pair{_s(c.discordant)} no net change has p < 0.05."
         ]
         if self.detectable is not None:
             out.append(
@@ -301,6 +301,10 @@ def non_inferiority(stated: Interval, score: Interval, margin: float) -> Verdict
         state = "not shown"
         text = f"Non-inferiority at {said} is not shown: a loss of up to {100 * reach:.2f} points is possible."
     return Verdict(state, margin, text)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 # -- text ----------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def test_length_drift_is_told_and_taken_out():
     assert rates["decode rate"].value == pytest.approx(1.0)
     assert rates["time per token"].value == pytest.approx(1.0, abs=0.01)
     said = compare.drift(found.ratios)
-    assert said.startswith("Length drift: the second arm wrote more, 1.200 [1.200, 1.200] (n=200)")
+    assert said.startswith("Length drift: the second wrote more, 1.200 [1.200, 1.200] (n=200)")
 
 
 def test_two_runs_that_differ_in_the_switch_only(runs, root):
@@ -207,11 +207,12 @@ def test_flags_and_seeds_beyond_the_switch_are_refused(runs, root):
         ({"gold": "x"}, "gold of question 0"),
         ({"prompt_hash": "other"}, "prompt_hash of question 0"),
         ({"seed": 2}, "seed of the questions"),
+        ({"concurrency": 4}, "concurrency of the questions"),
         ({"settings": {"temperature": 0.6}}, "settings of the questions"),
     ],
 )
 def test_other_prompts_or_sampling_are_refused(tmp_path, more, said):
-    same = {"prompt_hash": "p", "seed": 1, "settings": {"temperature": 0}}
+    same = {"prompt_hash": "p", "seed": 1, "settings": {"temperature": 0}, "concurrency": 1}
     a = write(tmp_path / "a.jsonl", questions("baseline", 20, **same))
     b = write(tmp_path / "b.jsonl", questions("nextn", 20, **{**same, **more}))
     with pytest.raises(UsageError, match=said):

@@ -105,6 +105,8 @@ def test_evaluated_questions_serve_as_well():
     (found,) = sizing.expect(chosen, source, tokens=41)
     assert found.requests == 10 and found.reply.value == pytest.approx(9.5)
     assert found.of_tokens[1].value == pytest.approx(0.1 + 40 / 40)
+    with pytest.raises(UsageError, match="asked 4 at once"):
+        sizing.chosen([], [q | {"concurrency": 4} for q in asked], "questions")
 
 
 def test_own_prompts_are_known_by_what_was_sent():
