@@ -162,17 +162,12 @@ def compared(run: Any, *, margin: float | None = None) -> show.View:
 
     margin: the loss of accuracy that would be borne, in points, for a verdict of non-inferiority.
     """
-    tested = tested_of(run)
-    if len(tested) < 2:
-        return show.note("Fewer than two arms of this run have answered questions.")
-    base = next((s for s in tested if s.arm == "baseline"), tested[0])
+    found = compare.within(tested_of(run), margin=None if margin is None else margin / 100)
+    if not found:
+        return show.note("Fewer than two arms of this run have answered the same questions.")
     made = show.View("", "")
-    for side in tested:
-        if side is not base:
-            found = compare.compare_sides(
-                base, side, margin=None if margin is None else margin / 100
-            )
-            made += show_compare.comparison(found)
+    for one in found:
+        made += show_compare.comparison(one)
     return made
 
 
