@@ -152,6 +152,29 @@ def ablation(
     return Ablation(switches, rungs, tuple(effects), _pace(by_round))
 
 
+def gains_by_round(
+    rows: Sequence[Mapping[str, Any]], baseline: str, *, workload: str | None = None
+) -> dict[str, tuple[float, ...]]:
+    """Each arm's gain over the baseline from the rows of every round alone, over the prompts that
+    all arms answered in it: what the interval over prompts does not see, the differences from start
+    to start. A round that lacks an arm is left out."""
+    rows = [r for r in rows if workload in (None, r["workload"])]
+    names = list(dict.fromkeys(r["arm"] for r in rows))
+    out: dict[str, list[float]] = {n: [] for n in names if n != baseline}
+    if baseline not in names:
+        return {}
+    at = names.index(baseline)
+    for number in sorted({r.get("round", 0) for r in rows}):
+        table = _table([r for r in rows if r.get("round", 0) == number], names)
+        if table is None:
+            continue
+        rates = table[0].sum(axis=1) / table[1].sum(axis=1)
+        for i, name in enumerate(names):
+            if name != baseline:
+                out[name].append(float(rates[i] / rates[at]))
+    return {name: tuple(values) for name, values in out.items()}
+
+
 def contrasts(logs: Sequence[float], switches: Sequence[str]) -> dict[tuple[str, ...], float]:
     """C(E) of every non-empty set E, from one logarithm an arm in the order of `combinations`."""
     return {of: float(w @ np.asarray(logs)) for of, w in _weights(switches).items()}

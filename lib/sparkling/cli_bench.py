@@ -151,7 +151,7 @@ def _bench(args: argparse.Namespace) -> int:
     most = repeats_of(book.sizes)
     each = repeats_of({}, -(-most // args.rounds) if args.repeats is None else args.repeats)
     session = cli._session(args, "bench", stages)
-    from sparkling import acceptance, interleave, ladder, show_bench
+    from sparkling import ablation, acceptance, interleave, ladder, show_bench
 
     with cli._ends_on_sigterm(), contextlib.closing(cli._Stopping(session)):
         task = interleave.Bench(works, each)
@@ -161,8 +161,9 @@ def _bench(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {"stages": stages}
     if base in stages and len(stages) > 1:
         found = ladder.ladder(rows, base)
-        result["ladder"] = found.to_json()
-        views += [show_bench.arms(found), session.ladder()]
+        rounds = ablation.gains_by_round(rows, base)
+        result |= {"ladder": found.to_json(), "gains_by_round": rounds}
+        views += [show_bench.arms(found, rounds), session.ladder()]
     else:
         from sparkling import show
 

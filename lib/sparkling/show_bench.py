@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparkling.ablation import Ablation
@@ -17,8 +17,9 @@ def _first_upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def arms(found: Any) -> View:
-    """The arms of a `ladder.Ladder`: rates, times and gains over the baseline."""
+def arms(found: Any, by_round: Mapping[str, Sequence[float]] | None = None) -> View:
+    """The arms of a `ladder.Ladder`: rates, times and gains over the baseline; `by_round` as
+    `ablation.gains_by_round` gives it."""
     rows = []
     for rung in found:
         arm = rung.summary
@@ -27,6 +28,7 @@ def arms(found: Any) -> View:
                 "arm": arm.arm,
                 "tokens/s": arm.decode_rate.text(1) if arm.decode_rate else None,
                 "gain": _bare(rung.gain) if rung.gain else "1 (baseline)",
+                **({"by round": _values(by_round.get(arm.arm, ()))} if by_round else {}),
                 "token": shown(arm.tpot_s.p50 * 1e3, 2, "ms") if arm.tpot_s else None,
                 "first token": shown(arm.ttft_s.p50, 3, "s") if arm.ttft_s else None,
                 "whole reply": shown(arm.e2e_s.p50, 2, "s") if arm.e2e_s else None,
@@ -35,6 +37,8 @@ def arms(found: Any) -> View:
             }
         )
     text = f"{_first_upper(RATE_DEFINITION)}. n = prompts. {_first_upper(GAIN_DEFINITION)}. "
+    if by_round:
+        text += "By round: the gain from the starts of each round alone. "
     text += "Token, first token and whole reply are medians over the rows."
     return table(rows, title=f"Arms, {found.workload}", caption=_warned(found.warning, text))
 
@@ -175,6 +179,10 @@ def concurrency(levels: Sequence[Any], pays: Any | None = None) -> View:
 def _bare(interval: Any, digits: int = 2) -> str:
     """An interval without its n, where the table has it already."""
     return interval.text(digits).split(" (n=")[0]
+
+
+def _values(values: Iterable[float]) -> str:
+    return ", ".join(f"{v:.2f}" for v in values)
 
 
 def _pairs(values: dict[str, str]) -> str | None:

@@ -7,7 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from sparkling.ablation import ablation, arm_name, combinations, contrasts
+from sparkling.ablation import (
+    ablation,
+    arm_name,
+    combinations,
+    contrasts,
+    gains_by_round,
+)
 from sparkling.errors import UsageError
 from sparkling.ladder import ladder
 
@@ -150,6 +156,21 @@ def test_an_effect_that_only_one_round_shows_is_not_clear():
     effect = ablation(made(), ("a",))["a"]
     assert effect.ratio.low > 1 and effect.by_round == pytest.approx((1.2, 0.99))
     assert not effect.clear
+
+
+def test_gains_by_round():
+    def made():
+        for r in rows(lambda on: 1.2 ** len(on), switches=("a",), pace=lambda r: 1 + r):
+            faster = r["arm"] == "baseline+a" and r["round"] == 1
+            yield {**r, "decode_s": r["decode_s"] / (1.1 if faster else 1)}
+
+    data = list(made())
+    got = gains_by_round(data, "baseline")
+    assert list(got) == ["baseline+a"] and got["baseline+a"] == pytest.approx((1.2, 1.32))
+    # A round that one arm lacks, and a prompt that it lacks, are left out for both.
+    cut = [r for r in data if r["round"] == 0 or r["arm"] == "baseline"]
+    assert gains_by_round(cut, "baseline")["baseline+a"] == pytest.approx((1.2,))
+    assert gains_by_round(data, "baseline", workload="other") == {}
 
 
 def test_the_ladder_of_the_same_rows_agrees():

@@ -146,7 +146,13 @@ def test_bench_takes_turns_and_proves_around_each(capsys, session):
     prompts = session.recipe.sizes["prompts"]
     assert len(rows) == 3 * 2 * prompts * 2  # stages, rounds, repeats in a start (3 / 2, up)
     assert [r["arm"] for r in rows[:: prompts * 2]] == order
-    for said in ("the picture", "Arms, short-turn", "Accepted drafts", "no sensor on this machine"):
+    for said in (
+        "the picture",
+        "by round",
+        "Arms, short-turn",
+        "Accepted drafts",
+        "no sensor on this machine",
+    ):
         assert said in out
     assert out.endswith(f"rows: {session.run.folder}/rows.jsonl\n")
     assert session.run.manifest["order"]["order"] == order
