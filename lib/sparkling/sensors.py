@@ -9,7 +9,8 @@ A sensor is a callable that returns fields for one sample, and never raises:
     mem_available                   bytes
 
 NVML (through pynvml where it is installed, else through nvidia-smi) gives the board power of NVIDIA
-GPUs; a GB10 offers some of it, and what it does not offer is left out. RAPL gives the energy of CPU
+GPUs, and on many the energy counted by the board, which misses nothing between samples and is then
+taken instead; a GB10 offers some of this, and what it does not offer is left out. RAPL gives the energy of CPU
 packages where the kernel lets a user read it. hwmon gives what the board's own sensors are called.
 Sources overlap (a package may hold the GPU), so they are never added up.
 """
@@ -78,6 +79,8 @@ def nvml(module: Any = None) -> Sensor | str:
     if not handles:
         return "NVML lists no GPU"
 
+    first: dict[str, float] = {}
+
     def value(name: str, *args: Any) -> Any:
         # A GPU that lacks one of these raises for it; a GB10 lacks several.
         with contextlib.suppress(Exception):
@@ -85,12 +88,15 @@ def nvml(module: Any = None) -> Sensor | str:
         return None
 
     def read() -> dict[str, Any]:
-        out: dict[str, Any] = {"power": {}, "temp_c": {}, "mhz": {}, "throttle": {}}
+        out: dict[str, Any] = {"power": {}, "energy": {}, "temp_c": {}, "mhz": {}, "throttle": {}}
         for i, handle in enumerate(handles):
             name = f"gpu{i}"
             milliwatts = value("nvmlDeviceGetPowerUsage", handle)
             if milliwatts:
                 out["power"][name] = milliwatts / 1000
+            millijoules = value("nvmlDeviceGetTotalEnergyConsumption", handle)
+            if millijoules:
+                out["energy"][name] = (millijoules - first.setdefault(name, millijoules)) / 1000
             for field, got in (
                 ("temp_c", value("nvmlDeviceGetTemperature", handle, 0)),
                 ("mhz", value("nvmlDeviceGetClockInfo", handle, 1)),

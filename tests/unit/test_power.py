@@ -259,12 +259,27 @@ class Nvml:
 
 def test_nvml_gives_what_the_gpu_offers():
     assert sensors.nvml(Nvml())() == {
-        "power": {"gpu0": 44.1}, "temp_c": {"gpu0": 61}, "mhz": {"gpu0": 2405},
+        "power": {"gpu0": 44.1}, "energy": {}, "temp_c": {"gpu0": 61}, "mhz": {"gpu0": 2405},
         "throttle": {"gpu0": "software power cap, hardware thermal slowdown"},
     }  # fmt: skip
     assert sensors.nvml(Nvml(watts=None))()["power"] == {}
     assert sensors.nvml(Nvml(count=0)) == "NVML lists no GPU"
     assert sensors.nvml(Nvml(count=None)) == "NVML does not answer (Driver Not Loaded)"
+
+
+def test_a_boards_own_count_of_energy_is_taken_instead_of_its_watts():
+    class Counting(Nvml):
+        joules = 9_000.0
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+            self.joules += 30.0
+            return round(self.joules * 1000)
+
+    read = sensors.nvml(Counting())
+    log = [{"t": float(t), **read()} for t in range(5)]
+    assert [s["energy"]["gpu0"] for s in log] == [0.0, 30.0, 60.0, 90.0, 120.0]
+    series = Series(log, "gpu0")
+    assert series.counted and series.joules(1, 3.5) == pytest.approx(75)  # not 44.1 W × 2.5 s
 
 
 @pytest.mark.parametrize(
