@@ -5,6 +5,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
+# On a machine with a GPU its server environment too; nothing on the cpu lane.
+.venv/bin/sparkling setup --if-needed "$@"
 # The tiny Ling, in a second, where the suite would use it (--recipe tiny-ling); the cpu lane's own
 # model, Sparklet, is in the repository.
 .venv/bin/sparkling tiny --if-needed "$@" > /dev/null

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
-from sparkling import _toml
+from sparkling import _toml, machine
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane, tiny_model
 
@@ -135,7 +133,8 @@ def _checkpoint(lane: Lane) -> Check:
 
 def _memory(lane: Lane) -> Check:
     want = MEMORY_GIB[lane.kind]
-    free = psutil.virtual_memory().available / 2**30
+    # A container's limit counts, and a GPU's own memory where the model goes there.
+    free = machine.memory().model_available / 2**30
     need = f"{want:g} GiB of free memory"
     return Check(
         need, free >= want, f"{free:.1f} GiB", "end what holds it; a stopped server gives it back"

@@ -32,7 +32,7 @@ elif [ "$2" = venv ]; then
   echo "${FAKE_VERSION:-3.11.9} /usr" > "$dir/bin/.version"
   readlink -f "$0" > "$dir/bin/.base"
   echo "command = python -m venv $PWD/$dir" > "$dir/pyvenv.cfg"
-  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" = tiny ] || exit "${FAKE_EXIT:-0}"\n' \
+  printf '#!/usr/bin/env bash\necho "sparkling $*" >> "$FAKE_LOG"\n[ "$1" != suite ] || exit "${FAKE_EXIT:-0}"\n' \
     > "$dir/bin/sparkling"
   chmod +x "$dir/bin/sparkling"
 elif [ "$3" = --version ]; then
@@ -314,13 +314,15 @@ def test_the_demo_passes_its_arguments_and_its_exit_code_on(checkout):
     done = checkout.run("scripts/demo.sh", "--resume", "-p", "text=two words")
     assert done.returncode == 0
     given = "--resume -p text=two words"
-    assert checkout.calls[-2:] == [
+    assert checkout.calls[-3:] == [
+        f"sparkling setup --if-needed {given}",
         f"sparkling tiny --if-needed {given}",
         f"sparkling suite {given}",
     ]
     checkout.forget()
     assert checkout.run("scripts/demo.sh", FAKE_EXIT="3").returncode == 3
-    assert checkout.calls == ["sparkling tiny --if-needed", "sparkling suite"]
+    named = ("setup --if-needed", "tiny --if-needed", "suite")
+    assert checkout.calls == [f"sparkling {name}" for name in named]
 
 
 def test_a_checkpoint_of_ones_own_is_left_alone(checkout):
