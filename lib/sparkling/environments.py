@@ -25,12 +25,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sparkling import commands
 from sparkling import environments_run as _run
 from sparkling.errors import SparklingError, UsageError
 from sparkling.files import write_atomic
 from sparkling.recipe import Edition
+
+if TYPE_CHECKING:
+    from sparkling.store import Run
 
 LOCK = "sparkling-lock.json"
 SCHEMA = 1
@@ -132,6 +136,13 @@ def installed(python: Path) -> dict[str, Any]:
     return {"python": version, "packages": dict(sorted(packages.items())), "commits": commits}
 
 
+def note(run: Run, python: Path, *, again: bool = False) -> None:
+    """Write what is installed into a run's manifest, once (`again`: anew, after a build)."""
+    if again or not run.manifest.get("server_environment"):
+        found = installed(python)
+        run.update(server_environment=found if found["packages"] else None)
+
+
 def read_lock(folder: Path) -> dict[str, Any] | None:
     """The lock of a finished build, None when there is none that can be read."""
     try:
@@ -160,6 +171,19 @@ def state(root: Path, edition: Edition, python: Path) -> State:
     )
     commit = lock.get("commits", {}).get("sglang")
     return State(True, head + (f", SGLang at {commit[:12]}" if commit else ""))
+
+
+def verify(python: Path, modules: tuple[str, ...]) -> dict[str, str | None]:
+    """Import each module with `python`: None where that works, else the last thing it said."""
+    found: dict[str, str | None] = {}
+    for module in modules:
+        answer = commands.ask((str(python), "-c", f"import {module}"), 120.0, stderr=True)
+        if isinstance(answer, str):
+            found[module] = answer
+        else:
+            lines = answer[1].strip().splitlines() or ["no message"]
+            found[module] = None if answer[0] == 0 else lines[-1]
+    return found
 
 
 # -- building ------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkling import bench, card, evaluation, needs, recordings, show, store, tidy
+from sparkling import bench, card, environments, evaluation, needs, recordings, show, store, tidy
 from sparkling import lane as _lane
 from sparkling import proof as _proof
 from sparkling import recipe as _recipe
@@ -92,6 +92,7 @@ def begin(
     run = store.open_run(where.runs, run_id or None, notebook=name, params=dict(params or {}))
     made_of = {"name": chosen.name, "sha256": chosen.sha256, "edition": chosen.edition}
     run.update({"lane": where.kind, "recipe": made_of})
+    environments.note(run, where.server_python)
     tidy.guard_kernel()
     session = Session(name, where, chosen, run)
     atexit.register(session.stop)
