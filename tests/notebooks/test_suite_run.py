@@ -199,6 +199,30 @@ def test_the_trap_is_shown_as_a_measured_arm_and_found_by_its_proof(done):
     assert "BROKEN ON PURPOSE" in log.read_text(errors="replace")
 
 
+def test_the_evaluation_is_paired_and_proved_before_and_after(done):
+    shown = done.text("80_live_evaluation")
+    files = {arm: done.dir / arm / "sparklet.jsonl" for arm in ("baseline", "nextn")}
+    rows = {
+        arm: {r["id"]: r for r in map(json.loads, file.read_text().splitlines())}
+        for arm, file in files.items()
+    }
+    assert rows["baseline"].keys() == rows["nextn"].keys() and len(rows["nextn"]) == 24
+    for name, one in rows["baseline"].items():
+        other = rows["nextn"][name]
+        assert (one["prompt_hash"], one["gold"]) == (other["prompt_hash"], other["gold"])
+        assert one["spec"] is None and other["spec"]["rounds"] > 0
+    assert sum(r["correct"] for r in rows["baseline"].values()) >= 12
+    for arm in rows:
+        for name in (f"proof-{arm}", f"proof-{arm}-after"):
+            assert json.loads((done.dir / "80_live_evaluation" / f"{name}.json").read_text())["ok"]
+    for said in (
+        "McNemar, exact, two-sided",
+        "PUBLISHED, not measured here",
+        "only a loss above about 0.85 points is excluded",
+    ):
+        assert said in shown
+
+
 def test_the_ladder_is_a_picture(done):
     cells = done.notebook("80_live_evaluation")["cells"]
     pictures = [
@@ -207,7 +231,7 @@ def test_the_ladder_is_a_picture(done):
         for output in cell.get("outputs", ())
         if "image/png" in output.get("data", {})
     ]
-    assert len(pictures) == 1 and len(pictures[0]) > 10_000
+    assert len(pictures) == 2 and min(map(len, pictures)) > 10_000
     report = (done.dir / "report.html").read_text()
     assert "data:image/png;base64," in report
     for name in NOTEBOOKS:
