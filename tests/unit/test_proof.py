@@ -448,6 +448,14 @@ def test_texts_are_compared_up_to_where_they_part():
     assert got.state == "live"
 
 
+@pytest.mark.parametrize("switch", ["humming", "fp8-head", "nextn"])
+@pytest.mark.parametrize("status", [None, {}])
+def test_every_switch_is_proved_on_the_fork_which_has_no_plugin(switch, status):
+    fork = info(env={"SGLANG_ENABLE_FP8_LM_HEAD": "1"})
+    changed = {"arguments": fork, "probe": PROBE} if switch == "fp8-head" else {}
+    assert verdict(switch, True, *change(switch, status=status, **changed)).state == "live"
+
+
 def test_the_fork_needs_no_plugin_but_its_line():
     fork = info(env={"SGLANG_ENABLE_FP8_LM_HEAD": "1"})
     got = verdict("fp8-head", True, *change("fp8-head", arguments=fork, status={}, probe=PROBE))
