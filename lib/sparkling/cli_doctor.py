@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 
@@ -60,7 +61,9 @@ def _setup(args: argparse.Namespace) -> int:
         return 0
     folder = environments.folder_of(where.root, edition)
     if where.server_python.parent.parent != folder:
-        print(f"The server's Python is {where.server_python}, an environment of your own: left alone.")
+        print(
+            f"The server's Python is {where.server_python}, an environment of your own: left alone."
+        )
         return 0
     if args.dry_run:
         state = environments.state(where.root, edition, where.server_python)
@@ -68,13 +71,21 @@ def _setup(args: argparse.Namespace) -> int:
         print(f"pins: {environments.pins(where.root, edition)}\nenvironment: {folder}")
         print(f"state: {state.told}")
         return 0
-    built = environments.build(
-        where.root,
-        edition,
-        python=args.python,
-        installer=args.installer,
-        progress=lambda line: print(line, flush=True),
-    )
+
+    def end(signum: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt  # so that what installs is ended too
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        built = environments.build(
+            where.root,
+            edition,
+            python=args.python,
+            installer=args.installer,
+            progress=lambda line: print(line, flush=True),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(built)
     return 0
 

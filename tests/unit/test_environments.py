@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sparkling import environments, environments_run
+from sparkling import environments, environments_run, procs
 from sparkling.environments import LOCK, build, installed, made_of, state
 from sparkling.environments_run import Installer, environment, installer, pip_index
 from sparkling.errors import SparklingError, UsageError
@@ -208,6 +208,29 @@ def test_an_environment_of_ones_own_is_not_judged(root):
     pinned(root)
     found = state(root, FORK, Path("/mine/bin/python"))
     assert found.current and "of your own" in found.told
+
+
+def test_a_stopped_build_ends_what_installs(tmp_path, monkeypatch):
+    """Ctrl-C, and SIGTERM which the command turns into the same, reach the whole process group."""
+    monkeypatch.setattr(environments_run, "TELL_S", 0.05)
+    said: list[str] = []
+
+    def progress(line: str) -> None:
+        said.append(line)
+        if (tmp_path / "pid").exists():
+            raise KeyboardInterrupt
+
+    steps = environments_run.Steps(
+        tmp_path, tmp_path / "x.log", {"PATH": "/usr/bin:/bin"}, progress
+    )
+    script = (
+        f"sleep 60 & echo $! > {tmp_path}/p; mv {tmp_path}/p {tmp_path}/pid; echo Collecting; wait"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        steps.run("installing", ("sh", "-c", script), "no")
+    assert said[0].startswith("installing (log: ") and "s] installing: " in said[-1]
+    gone = procs.identify(int((tmp_path / "pid").read_text()))
+    assert procs.wait_gone([gone] if gone else [], 10) == []
 
 
 def test_what_went_wrong_is_told_without_passwords():
