@@ -4,6 +4,7 @@
 #   ./scripts/demo.sh --notebook 90_serve      only this one
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case " $* " in *" --lane cpu "* | *" --lane=cpu "*) export SPARKLING_LANE=cpu ;; esac
 ./scripts/setup.sh
 # On a machine with a GPU its server environment too; nothing on the cpu lane.
 .venv/bin/sparkling setup --if-needed "$@"

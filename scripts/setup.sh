@@ -7,6 +7,8 @@
 #   PYTHON                    the Python to use (default: the one that made .venv, else python3.12,
 #                             python3.11 or python3)
 #   SPARKLING_SERVER_PYTHON   a server environment of your own; .venv-server is then left alone
+#   SPARKLING_LANE            spark or gpu (or a GB10 that is found) leaves .venv-server out:
+#                             `sparkling setup` makes the environment of those lanes; cpu makes it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -115,9 +117,19 @@ begin() {  # begin DIR INPUTS... -- PIP-ARGUMENTS...
   names+=("$dir") pids+=($!)
 }
 
+gpu_lane() {  # is it for a GPU's lane that this is set up?
+  case "${SPARKLING_LANE:-auto}" in
+    spark | gpu) return 0 ;;
+    auto) timeout 5 nvidia-smi -L 2>/dev/null | grep -q GB10 ;;
+    *) return 1 ;;
+  esac
+}
+
 begin .venv requirements.txt lib/pyproject.toml -- -r requirements.txt
 if [ -n "${SPARKLING_SERVER_PYTHON:-}" ]; then
   say "SPARKLING_SERVER_PYTHON is set: .venv-server is left alone."
+elif gpu_lane; then
+  say ".venv-server is for the cpu lane and left out; .venv/bin/sparkling setup makes this lane's."
 else
   # Its two lists are complete, so pip resolves nothing; both start from SGLang's own pins.
   begin .venv-server env/server-cpu.txt env/engine-test.txt lib/sgl_kernel_cpu/pyproject.toml \

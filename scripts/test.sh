@@ -4,7 +4,7 @@
 # pytest, for instance `-k tiny`, `-m "not slow"` or a path.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-./scripts/setup.sh
+SPARKLING_LANE=cpu ./scripts/setup.sh
 # The tiny Ling, in a second, where the recipe in use wants it.
 .venv/bin/sparkling tiny --if-needed --lane cpu > /dev/null
 export SPARKLING_REQUIRE_SERVER="${SPARKLING_REQUIRE_SERVER:-1}"

@@ -214,6 +214,27 @@ def test_an_own_server_environment_is_respected(checkout):
     assert not (checkout.place / ".venv-server").exists()
 
 
+@pytest.mark.parametrize("lane", ["spark", "gpu", "cpu"])
+def test_a_gpus_lane_has_no_use_for_the_cpus_environment(checkout, lane):
+    done = checkout.run(SPARKLING_LANE=lane)
+    assert done.returncode == 0 and (checkout.place / ".venv").is_dir()
+    assert (checkout.place / ".venv-server").is_dir() is (lane == "cpu")
+    assert ("sparkling setup makes this lane's" in done.stdout) is (lane != "cpu")
+
+
+def test_a_spark_is_found_and_its_cpu_lane_still_to_be_had(checkout):
+    smi = checkout.bin / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA GB10 (UUID: GPU-x)'\n")
+    smi.chmod(0o755)
+    assert checkout.run().returncode == 0
+    assert not (checkout.place / ".venv-server").exists()
+    assert checkout.run("scripts/demo.sh", "--lane", "cpu").returncode == 0
+    assert (checkout.place / ".venv-server").is_dir()
+    shutil.rmtree(checkout.place / ".venv-server")
+    assert checkout.run("scripts/test.sh").returncode == 0
+    assert (checkout.place / ".venv-server").is_dir()
+
+
 def test_a_torch_that_needs_cuda_libraries_gets_them(checkout):
     assert checkout.run(FAKE_NO_TORCH="1").returncode == 0
     server = [c for c in checkout.calls if c.startswith("pip .venv-server")]
