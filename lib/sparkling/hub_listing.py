@@ -15,6 +15,7 @@ without it with plain bytes, and a range of them when asked.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from sparkling.hubs import (
 )
 
 LISTING_S = 30.0
+EMPTY = hashlib.sha256(b"").hexdigest()
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -148,11 +150,11 @@ def _hex(value: Any, length: int) -> str | None:
 
 
 def _modelscope(repo: str, revision: str | None) -> Listing:
-    from modelscope_hub import HubApi, errors
+    from modelscope_hub import HubApi, HubConfig, errors
 
     base, asked = endpoint("modelscope"), revision or "master"
     logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
-    api = HubApi(endpoint=base)
+    api = HubApi(HubConfig(endpoint=base))  # its own, so that a login since is seen
     try:
         rows = api.legacy.list_repo_files(repo, "model", revision=asked)
         # A revision that is not there is answered with an empty listing: ask which ones are.
@@ -181,12 +183,20 @@ def _modelscope(repo: str, revision: str | None) -> Listing:
         files.append(
             HubFile(
                 path=path,
-                size=int(row["Size"]) if isinstance(row.get("Size"), int) else None,
+                size=_size(row),
                 url=api.legacy.get_download_url(repo, "model", path, pinned or asked),
                 sha256=_hex(row.get("Sha256"), 64),
             )
         )
     return Listing("modelscope", repo, revision, _newest(blobs), tuple(files))
+
+
+def _size(row: Mapping[str, Any]) -> int | None:
+    """A file's size. ModelScope also says 0 where it does not know; its checksum tells."""
+    size = row.get("Size")
+    if not isinstance(size, int) or (size == 0 and row.get("Sha256") not in (None, "", EMPTY)):
+        return None
+    return size
 
 
 def _newest(blobs: list[dict[str, Any]]) -> str | None:
