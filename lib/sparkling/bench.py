@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """One row to be: a prompt, rendered, of a workload."""
 
     workload: Workload
@@ -165,6 +165,20 @@ def run(
     return [done[key] for key in keys]
 
 
+def rendered(client: Client, workload: Workload) -> list[Case]:
+    """The cases of a workload, prompts cut to size with the server's tokenizer."""
+    cases = []
+    for prompt in workload.prompts:
+        try:
+            text = prompt.render(client.count_tokens)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            text = prompt.render(None)  # no tokenizer: an estimate, the same for every arm
+        cases.append(Case(workload, prompt, text, digest([text, workload.settings()])))
+    return cases
+
+
 class _Bench:
     def __init__(self, client: Client, server: Any, launch: Any, stall_s: float) -> None:
         self.client = client
@@ -175,18 +189,8 @@ class _Bench:
         self.use_counters = False
         self._can_flush = True
 
-    def render(self, workload: Workload) -> list[_Case]:
-        """The cases of a workload, prompts cut to size with the server's tokenizer."""
-        cases = []
-        for prompt in workload.prompts:
-            try:
-                text = self._guard(partial(prompt.render, self.client.count_tokens))
-            except Refused as error:
-                if error.status != 404:
-                    raise
-                text = prompt.render(None)  # no tokenizer: an estimate, the same for every arm
-            cases.append(_Case(workload, prompt, text, digest([text, workload.settings()])))
-        return cases
+    def render(self, workload: Workload) -> list[Case]:
+        return self._guard(partial(rendered, self.client, workload))
 
     def flush(self) -> bool:
         """Empty the prefix cache; false where the server cannot."""
@@ -200,7 +204,7 @@ class _Bench:
             self._can_flush = False
         return self._can_flush
 
-    def warm_up(self, case: _Case) -> None:
+    def warm_up(self, case: Case) -> None:
         reply = self._ask(case, min(case.workload.max_tokens, WARMUP_TOKENS))
         # Where a reply does not bring its own counters, the server's totals around it have to do.
         self.use_counters = self.speculates and reply.spec is None and self._has_counters()
@@ -211,7 +215,7 @@ class _Bench:
         except SparklingError:
             return False
 
-    def measure(self, case: _Case) -> dict[str, Any]:
+    def measure(self, case: Case) -> dict[str, Any]:
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with self.client.counting() if self.use_counters else nullcontext() as window:
             reply = self._ask(case, case.workload.max_tokens)
@@ -226,7 +230,7 @@ class _Bench:
             **reply_row(reply),
         }
 
-    def _ask(self, case: _Case, max_tokens: int) -> Reply:
+    def _ask(self, case: Case, max_tokens: int) -> Reply:
         w = case.workload
         kwargs: dict[str, Any] = {
             "max_tokens": max_tokens,
@@ -321,7 +325,7 @@ def facts_of(arm: str, launch: Any) -> dict[str, Any]:
     }
 
 
-def _case_key(arm: str, case: _Case, repeat: int) -> tuple[Any, ...]:
+def _case_key(arm: str, case: Case, repeat: int) -> tuple[Any, ...]:
     return (arm, case.workload.name, case.prompt.id, repeat, case.hash)
 
 

@@ -109,6 +109,10 @@ def chosen(args: argparse.Namespace, sizes: Any, texts: str) -> list[Any]:
 
     if args.prompts and args.workload:
         raise UsageError("Give either --workload or --prompts, not both.")
+    if getattr(args, "thinking", None) and not args.prompts:
+        raise UsageError(
+            "--thinking is for --prompts; the named workloads say themselves whether they think."
+        )
     if not args.prompts:
         return workloads.workloads(sizes, args.workload, texts=texts)
     from sparkling.files import absolute

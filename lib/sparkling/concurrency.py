@@ -44,7 +44,7 @@ from sparkling.stats import (
     bootstrap_ratio_of_sums,
 )
 from sparkling.wire import Stalled, Unreachable
-from sparkling.workloads import Prompt, Workload, digest
+from sparkling.workloads import Workload
 
 LEVELS = (1, 2, 4, 8, 16)
 MOST_USERS = 256
@@ -83,10 +83,11 @@ class Users:
     def __call__(self, server: Any, block: Block, out: Path, facts: Mapping[str, Any]) -> None:
         client = server.client()
         same = {**bench.facts_of(block.arm, server.launch), "limit": limit_of(client), **facts}
-        _warm_up(client, self.workload, self.stall_s)
+        cases = bench.rendered(client, self.workload)
+        _request(client, cases[0], self.stall_s)  # a warm-up, thrown away
         for users in self.levels:
             client.flush_cache()
-            rows = ask(client, self.workload, users, self.each, self.stall_s)
+            rows = ask(client, cases, users, self.each, self.stall_s)
             with Journal(out) as journal:
                 for row in rows:
                     journal.append({**same, **row})
@@ -109,22 +110,19 @@ def limit_of(client: Any) -> int | None:
 
 
 def ask(
-    client: Any, workload: Workload, users: int, each: int, stall_s: float
+    client: Any, cases: Sequence[bench.Case], users: int, each: int, stall_s: float
 ) -> list[dict[str, Any]]:
     """One level: the rows of all users' requests, in order of user and turn.
 
     Raises ServerError when the server goes away or stalls; requests that it merely cuts short are
     rows that are not complete.
     """
-    prompts = workload.prompts
-
-    turns = max(each, math.ceil(len(prompts) / users))
+    turns = max(each, math.ceil(len(cases) / users))
 
     def user(number: int) -> list[dict[str, Any]]:
         rows = []
         for turn in range(turns):
-            prompt = prompts[(number + turn * users) % len(prompts)]
-            row = _request(client, workload, prompt, stall_s)
+            row = _request(client, cases[(number + turn * users) % len(cases)], stall_s)
             rows.append({"users": users, "user": number, "turn": turn, **row})
         return rows
 
@@ -138,10 +136,10 @@ def ask(
             ) from error
 
 
-def _request(client: Any, w: Workload, prompt: Prompt, stall_s: float) -> dict[str, Any]:
-    text = prompt.render()
+def _request(client: Any, case: bench.Case, stall_s: float) -> dict[str, Any]:
+    w = case.workload
     reply = client.chat(
-        text,
+        case.text,
         max_tokens=w.max_tokens,
         ignore_eos=w.ignore_eos,
         thinking=w.thinking,
@@ -151,15 +149,11 @@ def _request(client: Any, w: Workload, prompt: Prompt, stall_s: float) -> dict[s
     )
     return {
         "workload": w.name,
-        "prompt": prompt.id,
-        "case_hash": digest([text, w.settings()]),
+        "prompt": case.prompt.id,
+        "case_hash": case.hash,
         "settings": w.settings(),
         **bench.reply_row(reply),
     }
-
-
-def _warm_up(client: Any, workload: Workload, stall_s: float) -> None:
-    _request(client, workload, workload.prompts[0], stall_s)
 
 
 # -- what came of it -----------------------------------------------------------------------------

@@ -111,6 +111,7 @@ def turns(session):
         (["bench", "--idle", "-1"], "invalid number of seconds from 0 to 600 value: '-1'"),
         (["bench", "--prompts", "absent.jsonl"], "absent.jsonl"),
         (["bench", "--prompts", "x", "--workload", "shape"], "either --workload or --prompts"),
+        (["bench", "--thinking", "on"], "--thinking is for --prompts"),
         (
             ["ablation", "--switch", "humming"],
             "humming cannot be switched on here: Humming's kernels",

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import concurrency
+from sparkling import bench, concurrency
 from sparkling.client import Client
 from sparkling.concurrency import Users, levels, limit_of, pays
 from sparkling.errors import ServerError, UsageError
@@ -216,4 +216,4 @@ def test_a_server_that_goes_away_is_one_sentence(tmp_path):
     with paced(rate=4000, hang_after=3) as running:
         client = Client(running.url, model="paced")
         with pytest.raises(ServerError, match=r"With 2 users at once: The server at .* stopped"):
-            concurrency.ask(client, work(), 2, 3, 0.4)
+            concurrency.ask(client, bench.rendered(client, work()), 2, 3, 0.4)
