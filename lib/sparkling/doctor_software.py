@@ -69,9 +69,12 @@ def server(scene: Scene) -> Iterator[Finding]:
         found = f"Python {told['python']}, SGLang {told['sglang']}, torch {told['torch']}"
         found += f", plugin {told['plugin']}" if told["plugin"] else ""
         found += f"; without {' and '.join(lacks)}" if lacks else ""
-        yield Finding(
-            "server", title, found, wanted, FAIL if lacks else OK, why, how if lacks else ""
-        )
+        # The fork's variables do nothing in stock SGLang, and another version has other flags.
+        stock = told["sglang"] == scene.book.sglang
+        other = told["sglang"] is not None and stock != (built.build is None)
+        found += f"; not what edition {built.name} is" if other else ""
+        bad = bool(lacks) or other
+        yield Finding("server", title, found, wanted, FAIL if bad else OK, why, how if bad else "")
     yield _lock(scene, where)
 
 

@@ -405,6 +405,7 @@ def test_the_real_processes_are_listed_without_secrets(monkeypatch):
     [
         (SERVER, OK, "SGLang 0.5.23, torch 2.14.1+cu130, plugin 0.1.0"),
         ({**SERVER, "plugin": None}, FAIL, "without the plugin"),
+        ({**SERVER, "sglang": "0.5.22"}, FAIL, "SGLang 0.5.22, torch"),
         ({**SERVER, "sglang": None}, FAIL, "without SGLang"),
         ((1, "Traceback"), FAIL, "does not run"),
         ("it did not answer within 30 s", FAIL, "did not answer"),
@@ -421,6 +422,9 @@ def test_the_fork_needs_no_plugin_but_git(spark):
     fork.ask = answers(server={**SERVER, "plugin": None, "sglang": "0.0.0.dev1+g079d40460"})
     assert one(doctor_software.server(fork), "server").verdict == OK
     assert one(doctor_software.tools(fork), "tool.git").verdict == OK
+    fork.ask = answers()  # stock SGLang would ignore the fork's variables without a word
+    stock = one(doctor_software.server(fork), "server")
+    assert stock.verdict == FAIL and "not what edition fork is" in stock.found
 
 
 def test_no_environment_yet(spark, tmp_path):
