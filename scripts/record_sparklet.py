@@ -1,16 +1,25 @@
 #!/usr/bin/env python3
-"""Records what a running SGLang server answers with Sparklet, to compare lanes with each other.
+"""Records what an SGLang server answers with Sparklet, and compares two such recordings.
 
-    python scripts/record_sparklet.py http://127.0.0.1:30000 MODEL OUT.json [--greedy 50 ...]
+    python scripts/record_sparklet.py record OUT.json --url http://127.0.0.1:30000
+    python scripts/record_sparklet.py record OUT.json --start --recipe sparklet-gpu
+    python scripts/record_sparklet.py compare tests/data/sparklet/cpu-nextn.json OUT.json
 
-Greedy answers with log-probabilities, sampled answers and repetitive text, each with the server's
-own speculation counters. Two recordings of the same prompts can be compared token by token.
+Greedy answers with log-probabilities, repetitive text and sampled answers, each with the server's
+own speculation counters; what was recorded is on the disk after every answer. `--start` starts the
+server itself, with the Python that runs this script and nothing installed but SGLang: Humming (where
+the recipe has it) and NEXTN, the LM head in BF16, so that no plugin of ours is needed on a GPU. Its
+log becomes OUT.log. The recording of a GPU belongs to tests/data/sparklet/h200-nextn.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -20,8 +29,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-from sparklet import chat, evaluate, tokenizer
+from sparklet import chat, questions, tokenizer
+from sparkling import recipe
 
+ROOT = Path(__file__).resolve().parent.parent
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback: no proxy
 
 
@@ -92,9 +103,17 @@ KEPT = (
 
 
 def record(
-    url: str, model: Path, out: Path, greedy: int, sampled: int, repeated: int, budget: float
+    url: str,
+    model: Path,
+    out: Path,
+    greedy: int,
+    sampled: int,
+    repeated: int,
+    budget: float,
+    facts: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The recording, written to `out` after every answer; stops when `budget` seconds are over.
+    `facts` are kept with it: how the server was started.
 
     The first sampled request of a GPU server may compile its sampling kernels for minutes: the
     greedy answers and the repetitive texts come first.
@@ -103,12 +122,14 @@ def record(
     tok = tokenizer.load(model / "tokenizer.json")
     began = time.monotonic()
     encode = lambda text: tok.encode(text, add_special_tokens=False).ids  # noqa: E731
-    asked = evaluate.problems(max(greedy, sampled), 23)
+    asked = questions.problems(max(greedy, sampled), 23)
     cold = {"temperature": 0, "max_new_tokens": 160}
     warm = {"temperature": 0.6, "top_p": 0.95, "top_k": 29, "max_new_tokens": 160}
     plain = {"temperature": 0, "max_new_tokens": 128}
     work = [("greedy", encode(q), cold, True, p.answer) for q, p, _ in asked[:greedy]]
-    work += [("repeated", encode(q), plain, False, None) for q in evaluate.repetitive(repeated, 23)]
+    work += [
+        ("repeated", encode(q), plain, False, None) for q in questions.repetitive(repeated, 23)
+    ]
     work += [("sampled", encode(q), warm, False, p.answer) for q, p, _ in asked[:sampled]]
     rows: dict[str, list[dict[str, Any]]] = {"greedy": [], "repeated": [], "sampled": []}
     made: dict[str, Any] = {}
@@ -118,9 +139,10 @@ def record(
             break
         row = ask(url, ids, sampling, logprobs, timeout=left)
         if answer is not None:
-            row["right"] = evaluate.extract(tok.decode(row["ids"])) == answer
+            row["right"] = questions.extract(tok.decode(row["ids"])) == answer
         rows[kind].append(row)
         made = {
+            "made": {"date": time.strftime("%Y-%m-%d"), **(facts or {})},
             "server": {k: info.get(k) for k in KEPT},
             "seconds": round(time.monotonic() - began, 1),
             "complete": sum(map(len, rows.values())) == len(work),
@@ -162,28 +184,106 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return {"n": n, "same": same, "gaps": gaps, "accept_length": lengths}
 
 
+NEAR_TIE = 0.1
+"""Nats. Where two lanes' greedy texts part, the two tokens are a near-tie if one lane at least gives
+them log-probabilities this close: BF16 sums in another order moved Sparklet's by up to 0.07."""
+
+LEAST_SAME, MOST_APART = 45, 0.05
+
+
+def verdict(found: dict[str, Any]) -> list[str]:
+    """What of a comparison breaks the model's goals, as sentences: greedy text the same on 45 of 50
+    prompts, every difference a near-tie, accept lengths within 5 %. Empty: all is met."""
+    out = []
+    if found["same"] * 50 < LEAST_SAME * found["n"]:
+        out.append(f"greedy text is the same on {found['same']} of {found['n']} prompts only")
+    far = [gap for gap in found["gaps"] if not gap <= NEAR_TIE]
+    if far:
+        out.append(f"{len(far)} differences are no near-ties: {far} nats")
+    for kind, (mine, other) in found["accept_length"].items():
+        if abs(mine - other) > MOST_APART * mine:
+            out.append(f"the accept length of {kind} text is {mine:.2f} here and {other:.2f} there")
+    return out
+
+
+@contextlib.contextmanager
+def started(name: str, model: Path, port: int, log: Path) -> Any:
+    """A server of a recipe with every switch it can have but the FP8 head; yields (url, facts)."""
+    book = recipe.load(name, root=ROOT)
+    on = [s for s in ("humming", "nextn") if s == "nextn" or book.available(s) is None]
+    launch = book.render(book.combination(on), model=model, port=port)
+    command = [sys.executable, *launch.argv]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **launch.env},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        facts = {"recipe": name, "stage": launch.stage, "command": launch.shell()}
+        yield f"http://127.0.0.1:{port}", facts
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _record(args: argparse.Namespace) -> int:
+    log = args.out.with_suffix(".log")
+    with contextlib.ExitStack() as stack:
+        url, facts = args.url, {}
+        if args.start:
+            url, facts = stack.enter_context(started(args.recipe, args.model, args.port, log))
+        print(f"ready after {wait(url, args.ready):.0f} s", flush=True)
+        made = record(
+            url, args.model, args.out, args.greedy, args.sampled, args.repeated, args.budget, facts
+        )
+    kept = ("server", "seconds", "complete", "accept_length", "right")
+    print(json.dumps({k: made[k] for k in kept}, indent=1))
+    return 0 if made["complete"] else 1
+
+
+def _compare(args: argparse.Namespace) -> int:
+    found = compare(*(json.loads(path.read_text()) for path in (args.first, args.second)))
+    against = verdict(found)
+    print(json.dumps(found, indent=1))
+    print("\n".join(against) or "all goals of conformance are met")
+    return 1 if against else 0
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("url")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--greedy", type=int, default=50)
-    parser.add_argument("--sampled", type=int, default=50)
-    parser.add_argument("--repeated", type=int, default=16)
-    parser.add_argument("--ready", type=float, default=300.0, help="seconds to wait for the server")
-    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all requests")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("record", help="record a server's answers")
+    one.set_defaults(handler=_record)
+    one.add_argument("out", type=Path)
+    which = one.add_mutually_exclusive_group(required=True)
+    which.add_argument("--url", help="a server that runs")
+    which.add_argument("--start", action="store_true", help="start one, and stop it")
+    one.add_argument("--recipe", default="sparklet-gpu", help="for --start (sparklet-gpu)")
+    one.add_argument("--port", type=int, default=30790, help="for --start (30790)")
+    one.add_argument("--model", type=Path, default=ROOT / "models" / "sparklet")
+    one.add_argument("--greedy", type=int, default=50)
+    one.add_argument("--sampled", type=int, default=50)
+    one.add_argument("--repeated", type=int, default=16)
+    one.add_argument("--ready", type=float, default=400.0, help="seconds to wait for the server")
+    one.add_argument("--budget", type=float, default=3600.0, help="seconds for all requests")
+    two = commands.add_parser("compare", help="compare two recordings")
+    two.set_defaults(handler=_compare)
+    two.add_argument("first", type=Path)
+    two.add_argument("second", type=Path)
     args = parser.parse_args(argv)
-    ready = wait(args.url, args.ready)
-    print(f"ready after {ready:.0f} s", flush=True)
-    made = record(
-        args.url, args.model, args.out, args.greedy, args.sampled, args.repeated, args.budget
-    )
-    print(
-        json.dumps({k: made[k] for k in ("server", "seconds", "accept_length", "right")}, indent=1)
-    )
-    return 0
+    return args.handler(args)
 
 
 if __name__ == "__main__":
