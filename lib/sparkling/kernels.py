@@ -1,0 +1,457 @@
+"""Kernels, compiled before they are needed: what applies here, what is there, and building the rest.
+
+    kernels.plan(lane)      looks only: which stage needs what, what is built, what may be used for it
+    kernels.build(lane)     FlashInfer's CUTLASS experts, nothing loaded, under the memory gate
+    kernels.check(lane)     are they what the server will load?
+
+Humming's and Triton's kernels are compiled by running them, so a GPU has to be there: `kernels_probe`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkling import (
+    claims,
+    gpus,
+    kernels_flashinfer,
+    kernels_humming,
+    kernels_jobs,
+    kernels_ninja,
+    kernels_probe,
+    machine,
+    procs,
+    toolpath,
+)
+from sparkling.errors import SparklingError, UsageError
+from sparkling.kernels_flashinfer import Built, NoGenerator, Proof, Rules
+from sparkling.kernels_ninja import Gate, Progress, Result
+
+if TYPE_CHECKING:
+    from sparkling.lane import Lane
+    from sparkling.recipe import Launch, Recipe
+
+GIB = 2**30
+TOOLS = ("ninja", "nvcc", "c++")
+COMMAND = "sparkling kernels build"
+HUMMING = "Humming: NVRTC"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One set of kernels: who compiles it and where it stands. state: "built", "not built", "not
+    here" (this lane compiles none of it) or "cannot tell"."""
+
+    stage: str
+    kernels: str
+    compiler: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` found. `jobs` is None where not even one compiler fits (see `refusal`)."""
+
+    lane: str
+    items: tuple[Item, ...]
+    tools: dict[str, str]
+    jobs: int | None
+    refusal: str
+    available: int
+    cores: int
+    notices: tuple[str, ...] = ()
+    found: tuple[Built, ...] = ()
+    humming: tuple[kernels_humming.Entry, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing that applies here is left to build."""
+        return not self.problems and all(item.state in ("built", "not here") for item in self.items)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "items": [vars(item) for item in self.items],
+            "found": [{**vars(one), "path": str(one.path)} for one in self.found],
+            "humming": kernels_humming.rows(self.humming),
+            "notices": list(self.notices),
+            "problems": list(self.problems),
+            "ready": self.ready,
+        }
+
+    def view(self) -> Any:
+        """As a `show.View`."""
+        from sparkling import show
+
+        rows = [
+            {
+                "stage": item.stage,
+                "kernels": item.kernels,
+                "compiled by": item.compiler,
+                "state": item.state,
+                "": item.detail + (f"; {item.remedy}" if item.remedy else ""),
+            }
+            for item in self.items
+        ]
+        view = show.table(rows, title="Kernels that a stage compiles, if it finds none")
+        facts = [(name, where) for name, where in self.tools.items()]
+        facts.append(("memory available", f"{self.available / GIB:.1f} GiB"))
+        facts.append(("compilers at once", str(self.jobs) if self.jobs else self.refusal))
+        view += show.table(facts, ["", "here"], title="What may be used for building")
+        if self.found:
+            built = [
+                (str(one.path), {True: "fits", False: "does not", None: "?"}[one.fits], one.why)
+                for one in self.found
+            ]
+            view += show.table(built, ["found", "", "why"])
+        if self.humming:
+            view += show.table(kernels_humming.rows(self.humming), title="Humming's cache")
+        for line in (*self.problems, *self.notices):
+            view += show.note(f"{line[0].upper()}{line[1:]}.")
+        return view
+
+    def _repr_html_(self) -> str:
+        return self.view()._repr_html_()
+
+    def __str__(self) -> str:
+        return str(self.view())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `build` did. result is None when nothing had to be built."""
+
+    rules: Rules
+    result: Result | None
+    proof: Proof
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        rules = {name: str(value) for name, value in vars(self.rules).items()}
+        proof = {**vars(self.proof), "path": str(self.proof.path)}
+        result = vars(self.result) if self.result else None
+        return {"rules": rules, "result": result, "proof": proof, "note": self.note}
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def environment(lane: Lane, launch: Launch) -> dict[str, str]:
+    """The environment that the server of this launch will have, and so the one to build in."""
+    from sparkling import server
+
+    return server.child_environment(launch.env, lane.server_python)
+
+
+def capability(lane: Lane, look: Callable[[], gpus.Gpus] = gpus.look) -> str | None:
+    """The first GPU's compute capability; the Spark's on the spark lane; None on a CPU."""
+    if lane.kind == "cpu":
+        return None
+    seen = look()
+    told = seen.all[0].capability if seen.all else None
+    return told or ("12.1" if lane.kind == "spark" else None)
+
+
+def stage_launch(lane: Lane, stage: str) -> Launch:
+    """A stage of the lane; where the lane cannot run it, the Spark's."""
+    from sparkling import recipe
+
+    book = recipe.load(lane.recipe_path, root=lane.root)
+    if book.available(stage):
+        book = recipe.load("ling-3.0-flash", root=lane.root)
+    return book.render(stage, model=lane.model, cache=lane.cache)
+
+
+def _book(lane: Lane) -> Recipe:
+    from sparkling import recipe
+
+    return recipe.load(lane.recipe_path, root=lane.root)
+
+
+def plan(
+    lane: Lane,
+    env: Mapping[str, str] = os.environ,
+    *,
+    look: Callable[[], gpus.Gpus] = gpus.look,
+) -> Plan:
+    """Look at what the lane's stages compile, and at what is there. Builds and starts nothing.
+
+    Raises:
+        UsageError: CUDA_HOME is no toolkit, or MAX_JOBS has a value that would do harm.
+    """
+    tools = toolpath.tools(lane.server_python, env, names=TOOLS)
+    here, cores = machine.host_memory(), machine.cpus()
+    count, refusal, notices = None, "", ()
+    try:
+        found = kernels_jobs.jobs(here.available, cores, env)
+        count, notices = found.count, found.notices
+    except UsageError:
+        raise
+    except SparklingError as error:
+        refusal = str(error).rstrip(".")
+    items, built, humming, problems = [], [], [], []
+    seen = capability(lane, look)
+    for stage in _book(lane).ladder:
+        launch = stage_launch(lane, stage)
+        backend = launch.value("moe-runner-backend")
+        if launch.value("device") == "cpu":
+            items.append(
+                Item(stage, "none", "", "not here", "SGLang's CPU path compiles no kernels")
+            )
+        elif backend == "flashinfer_mxfp4" and not built and not problems:
+            item, built, more = _cutlass(lane, launch, stage, seen, tools)
+            items.append(item)
+            problems += more
+        elif backend == "humming" and all(item.compiler != HUMMING for item in items):
+            humming = kernels_humming.inventory(
+                kernels_humming.cache_folder(environment(lane, launch))
+            )
+            items.append(_humming(stage, humming, seen))
+    return Plan(
+        lane=lane.kind,
+        items=tuple(items),
+        tools={name: str(tool) for name, tool in tools.items()},
+        jobs=count,
+        refusal=refusal,
+        available=here.available,
+        cores=cores,
+        notices=notices,
+        found=tuple(built),
+        humming=tuple(humming),
+        problems=tuple(problems),
+    )
+
+
+def _cutlass(
+    lane: Lane,
+    launch: Launch,
+    stage: str,
+    seen: str | None,
+    tools: Mapping[str, toolpath.Tool],
+) -> tuple[Item, list[Built], list[str]]:
+    name, by = f"CUTLASS MXFP4 experts ({kernels_flashinfer.MODULE})", "FlashInfer: ninja and nvcc"
+    env = environment(lane, launch)
+    if seen is not None and not seen.startswith("12."):
+        detail = f"a GPU of capability {seen} takes another module, compiled at its first start"
+        return Item(stage, name, by, "not here", detail), [], []
+    roots = kernels_flashinfer.roots(env)
+    try:
+        rules = kernels_flashinfer.rules(lane.server_python, env, arch=f"{seen or '12.1'}a")
+    except SparklingError as error:
+        state = "not built" if isinstance(error, NoGenerator) else "cannot tell"
+        remedy = COMMAND if isinstance(error, NoGenerator) else ""
+        return (
+            Item(stage, name, by, state, str(error).rstrip("."), remedy),
+            kernels_flashinfer.built(roots),
+            [],
+        )
+    if rules.ready_made:
+        detail = f"compiled kernels are installed: {rules.ready_made[0]}"
+        return Item(stage, name, by, "built", detail), kernels_flashinfer.built(roots, rules), []
+    left = None
+    if tools["ninja"].path:
+        left = kernels_ninja.pending(rules.folder, rules.ninja, ninja=tools["ninja"].path, env=env)
+    found = kernels_flashinfer.built(roots, rules, left)
+    detail = f"{rules.targets} targets, {'?' if left is None else left} to build in {rules.folder}"
+    state = "cannot tell" if left is None else "not built" if left else "built"
+    remedy = "" if state == "built" else COMMAND
+    return Item(stage, name, by, state, detail, remedy), found, rules.problems(f"{seen or '12.1'}a")
+
+
+def _humming(stage: str, entries: list[kernels_humming.Entry], seen: str | None) -> Item:
+    arch = f"sm_{(seen or '12.1').replace('.', '')}"
+    mine = [one for one in entries if one.current and one.arch.startswith(arch) and one.shape]
+    old = len(kernels_humming.stale(entries))
+    detail = f"{len(mine)} kernels for {arch}" + (f", {old} stale" if old else "")
+    state = "built" if mine else "not built"
+    remedy = "" if mine else f"sparkling kernels warm {stage}"
+    return Item(stage, "MXFP4 experts for each shape", HUMMING, state, detail, remedy)
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone(need: int, ask: Callable[[], dict[int, int | None]]) -> Iterator[None]:
+    """Nothing else holds the GPU's memory while we build, and nothing of ours is started."""
+    for pid in ask():
+        stat = procs.read_stat(pid)
+        who = f"{stat.name} (pid {pid})" if stat else f"process {pid}"
+        raise SparklingError(
+            f"Nothing is compiled: {who} holds the GPU's memory, and compilers beside a loaded model "
+            "can lock the machine; stop it first (`sparkling stop` for a server of ours)."
+        )
+    who = procs.identify(os.getpid())
+    name = f"build-{os.getpid()}"
+    with claims.table() as held:
+        what = "the kernel build"
+        available = machine.host_memory().available
+        held.require(what, need, device=True, available=available)
+        path = held.add(name, who, what, need, device=True) if who else None
+    try:
+        yield
+    finally:
+        if path is not None:
+            claims.release(path)
+
+
+def build(
+    lane: Lane,
+    stage: str = "baseline",
+    env: Mapping[str, str] = os.environ,
+    *,
+    arch: str | None = None,
+    progress: Progress | None = None,
+    look: Callable[[], gpus.Gpus] = gpus.look,
+    holders: Callable[[], dict[int, int | None]] = gpus.holders,
+    gate: Gate | None = None,
+) -> Report:
+    """Compile the CUTLASS experts that `stage` needs, with nothing loaded.
+
+    Args:
+        arch: what to compile for, as "12.1a"; the GPU's own when not given. Compiling for a Spark
+            needs none: nvcc, cores and memory do.
+        progress: called about twice a second.
+
+    Raises:
+        UsageError: nothing here compiles them; a tool is missing; CUDA_HOME is wrong.
+        NoMemory: a server of ours holds the GPU's memory.
+        SparklingError: anybody else holds it; memory does not suffice; a file does not compile.
+    """
+    launch = stage_launch(lane, stage)
+    seen = capability(lane, look)
+    if arch is None:
+        kernels_probe.needs_gpu(launch)
+        arch = f"{seen or '12.1'}a"
+    if not arch.startswith("12."):
+        raise UsageError(
+            f"FlashInfer's {kernels_flashinfer.MODULE} is for compute capability 12.x, not {arch}: "
+            "there is nothing to build here."
+        )
+    server_env = environment(lane, launch)
+    toolpath.cuda_home(env)
+    tools = toolpath.tools(lane.server_python, env, names=TOOLS)
+    for name, tool in tools.items():
+        if tool.path is None:
+            raise UsageError(_missing(name, tool))
+    nvcc = tools["nvcc"]
+    if nvcc.number() and nvcc.number()[:2] < toolpath.NVCC_FOR_121:
+        raise UsageError(
+            f"{nvcc.path} is CUDA {nvcc.version}, which does not know {arch}; put a CUDA toolkit from "
+            "12.9 first on PATH, or name it in CUDA_HOME."
+        )
+    gate = gate or Gate(lambda: machine.host_memory().available, machine.cpus())
+    jobs = gate.jobs(env)  # refuses before anything is asked
+    with _alone(jobs.count * gate.each, holders):
+        try:
+            rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
+        except NoGenerator:
+            rules = _rules_by_probe(lane, launch)
+        if rules.ready_made:
+            proof = Proof(rules.ready_made[0], True, "it came compiled with a package")
+            return Report(rules, None, proof, "nothing to build")
+        for problem in rules.problems(arch):
+            raise SparklingError(
+                f"The rules are not those that the server will look for: {problem}; nothing is built."
+            )
+        home = Path(rules.variable("cuda_home") or "/usr/local/cuda")
+        for problem in kernels_flashinfer.toolkit_problems(
+            home, kernels_flashinfer.SYSTEM_LIBRARIES
+        ):
+            raise UsageError(f"The CUDA toolkit does not suffice: {problem}.")
+        with kernels_flashinfer.locked(rules):
+            result = kernels_ninja.build(
+                rules.folder,
+                rules.ninja,
+                ninja=str(tools["ninja"].path),
+                env={**server_env, **{k: env[k] for k in (kernels_jobs.MAX_JOBS,) if k in env}},
+                gate=gate,
+                progress=progress,
+            )
+        proof = kernels_flashinfer.prove(
+            rules, lane.server_python, server_env, gpu=bool(look().all)
+        )
+        return Report(rules, result, proof)
+
+
+def _missing(name: str, tool: toolpath.Tool) -> str:
+    how = {
+        "ninja": "install it into the server environment (pip install ninja)",
+        "nvcc": "install a CUDA toolkit from 12.9 (cuda-toolkit-13-0), or name it in CUDA_HOME",
+        "c++": "install a C++ compiler (g++)",
+    }[name]
+    return f"{name} was not found{f' ({tool.note})' if tool.note else ''}: {how}."
+
+
+def _rules_by_probe(lane: Lane, launch: Launch) -> Rules:
+    """Have a short-lived server with a few layers write the rules, and end it before it builds."""
+    from sparkling import server
+
+    folder = lane.cache / "kernel-probe"
+    small = kernels_probe.launch(launch, kernels_probe.model(lane.model, folder / "model"))
+    # One job, stopped at once when the rules are there: nothing is compiled to an end.
+    running = server.start(
+        small,
+        python=lane.server_python,
+        log=folder / "rules.log",
+        wait=False,
+        runs=lane.runs,
+        extra_env={kernels_jobs.MAX_JOBS: "1"},
+    )
+    with running:
+        env = environment(lane, launch)
+        path = kernels_probe.wait_for_rules(
+            kernels_flashinfer.roots(env), kernels_flashinfer.MODULE, running.alive
+        )
+    name = path.parent.name
+    return Rules(
+        version=path.parts[-5],
+        sglang="as the server runs it",
+        name=name,
+        ninja=path,
+        folder=path.parent,
+        library=path.parent / f"{name}.so",
+        lock=path.parent.parent / "tmp" / f"{name}.lock",
+    )
+
+
+def check(
+    lane: Lane,
+    stage: str = "baseline",
+    env: Mapping[str, str] = os.environ,
+    *,
+    arch: str | None = None,
+    look: Callable[[], gpus.Gpus] = gpus.look,
+) -> Proof:
+    """Whether the built experts are what the server of `stage` will load. Builds nothing.
+
+    Raises:
+        UsageError: nothing here compiles them.
+        SparklingError: FlashInfer cannot be asked.
+    """
+    launch = stage_launch(lane, stage)
+    seen = capability(lane, look)
+    if arch is None:
+        kernels_probe.needs_gpu(launch)
+        arch = f"{seen or '12.1'}a"
+    server_env = environment(lane, launch)
+    rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
+    if rules.ready_made:
+        return Proof(rules.ready_made[0], True, "it came compiled with a package")
+    for problem in rules.problems(arch):
+        return Proof(rules.library, False, problem)
+    ninja = toolpath.tools(lane.server_python, env, names=("ninja",))["ninja"]
+    if ninja.path is None:
+        raise UsageError(_missing("ninja", ninja))
+    left = kernels_ninja.pending(rules.folder, rules.ninja, ninja=ninja.path, env=server_env)
+    if left:
+        return Proof(rules.library, False, f"ninja would build {left} of {rules.targets} targets")
+    return kernels_flashinfer.prove(rules, lane.server_python, server_env, gpu=bool(look().all))

@@ -1,0 +1,97 @@
+"""What compiling the CUTLASS experts takes, as far as it was measured: `facts/fused-moe-120.json`.
+
+Targets of FlashInfer 0.7.2 for sm_121a, in a random order, one at a time, on a two-core x86-64 machine
+without a GPU that other work kept busy: CPU seconds and peak memory are the compilers' own, wall
+seconds are not and are left out. An Arm machine's compilers may take more or less.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+_FILE = Path(__file__).parent / "facts" / "fused-moe-120.json"
+FAMILIES = (
+    ("grouped GEMM for SM120", "120_cutlass_kernel_file"),
+    ("GEMM for SM90 (empty for 121)", "90_cutlass_kernel_file"),
+    ("grouped GEMM for SM80", "80_cutlass_kernel_file"),
+    ("MoE dispatch and binding", ""),
+)
+"""Families of targets by how their names begin; the last takes the rest."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What targets of one kind took. Seconds of CPU, bytes; None where none was measured."""
+
+    name: str
+    targets: int
+    measured: int
+    mean_s: float | None
+    least_s: float | None
+    most_s: float | None
+    peak: int | None
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """The data file: conditions, all targets' names, and a row for each that was measured."""
+    return json.loads(_FILE.read_text("utf-8"))
+
+
+def family(target: str) -> str:
+    """The family of a target, by its file's name."""
+    name = Path(target).name
+    return next(label for label, start in FAMILIES if name.startswith(start))
+
+
+def families(data: Mapping[str, Any] | None = None) -> list[Family]:
+    """Every family with what was measured of it."""
+    data = facts() if data is None else data
+    found = []
+    for label, _ in FAMILIES:
+        mine = [name for name in data["targets"] if family(name) == label]
+        rows = [row for row in data["rows"] if family(row["target"]) == label]
+        seconds = [row["cpu_s"] for row in rows]
+        found.append(
+            Family(
+                label,
+                len(mine),
+                len(rows),
+                sum(seconds) / len(seconds) if seconds else None,
+                min(seconds, default=None),
+                max(seconds, default=None),
+                max((row["peak_tree_bytes"] for row in rows), default=None),
+            )
+        )
+    return found
+
+
+def total_s(found: Sequence[Family] | None = None) -> float | None:
+    """CPU seconds of all targets: each family's mean times its number. None while a family has no
+    measurement."""
+    found = families() if found is None else found
+    if any(one.mean_s is None for one in found if one.targets):
+        return None
+    return sum(one.targets * (one.mean_s or 0.0) for one in found)
+
+
+def rows(found: Iterable[Family] | None = None) -> list[dict[str, Any]]:
+    """For a table."""
+    return [
+        {
+            "targets of FlashInfer 0.7.2": one.name,
+            "targets": one.targets,
+            "measured": one.measured,
+            "CPU s, mean": one.mean_s,
+            "least": one.least_s,
+            "most": one.most_s,
+            "GiB at most": one.peak / GIB if one.peak else None,
+        }
+        for one in (families() if found is None else found)
+    ]

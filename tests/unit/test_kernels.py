@@ -1,0 +1,568 @@
+"""FlashInfer's build rules, the caches, the gate around a build, and the commands; no GPU, no model.
+
+`fake_environment` is a Python path with a `flashinfer` that writes rules in the real one's layout
+(0.7.2), whose compilers are this Python. The real generator runs in `test_the_real_generator` where
+the server environment has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sparkling import cli, gpus, kernels, kernels_flashinfer, kernels_humming, kernels_probe
+from sparkling import kernels_measured as measured
+from sparkling import lane as lanes
+from sparkling.errors import SparklingError, UsageError
+from sparkling.gpus import GpuFacts, Gpus
+from sparkling.kernels_ninja import Gate
+from sparkling.memory import NoMemory
+
+GIB = 2**30
+GB10 = Gpus((GpuFacts("NVIDIA GB10", "12.1"),))
+H200 = Gpus((GpuFacts("NVIDIA H200", "9.0", memory_total=140 * GIB, memory_used=0),))
+NONE = Gpus()
+
+# A fat binary with one part for an architecture, as nvcc writes its headers.
+FATBIN = """
+import struct, sys
+entry = struct.pack("<HHIQIIHHI", 2, 0x101, 64, 8, 0, 0, 0, 0, int(sys.argv[2])) + bytes(32) + bytes(8)
+body = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
+open(sys.argv[1], "wb").write(b"\\x7fELF" + bytes(60) + body)
+"""
+
+FUSED_MOE = """
+import os, sys
+from pathlib import Path
+from . import env
+
+class Spec:
+    name = os.environ.get("FAKE_NAME", "fused_moe_120")
+    build_dir = env.FLASHINFER_JIT_DIR / name
+    ninja_path = build_dir / "build.ninja"
+    jit_library_path = build_dir / f"{name}.so"
+    lock_path = env.FLASHINFER_JIT_DIR / "tmp" / f"{name}.lock"
+    aot_artifacts = ()
+
+    def write_ninja(self):
+        self.build_dir.mkdir(parents=True, exist_ok=True)
+        gpu = os.environ.get("FAKE_GPU", "121a")
+        lines = [f"cuda_home = {os.environ['CUDA_HOME']}",
+                 f"cuda_cflags = -O3 -gencode=arch=compute_{gpu},code=sm_{gpu}",
+                 "rule cuda_compile", f"  command = {sys.executable} -S -c pass && touch $out",
+                 "rule link", f"  command = {sys.executable} -S {os.environ['FAKE_LINK']} $out 121"]
+        objects = [f"{self.build_dir}/{i}.cuda.o" for i in range(3)]
+        lines += [f"build {one}: cuda_compile" for one in objects]
+        lines.append(f"build {self.jit_library_path}: link " + " ".join(objects))
+        text = "\\n".join(lines) + "\\n"
+        if not self.ninja_path.exists() or self.ninja_path.read_text() != text:
+            self.ninja_path.write_text(text)
+
+def gen_cutlass_fused_moe_sm120_module():
+    return Spec()
+"""
+
+ENV = """
+import os
+from pathlib import Path
+base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", os.environ["HOME"]))
+arch = os.environ["FLASHINFER_CUDA_ARCH_LIST"].replace(".", "")
+FLASHINFER_JIT_DIR = base / ".cache" / "flashinfer" / "0.7.2" / arch / "cached_ops"
+"""
+
+SGLANG = """
+import os
+os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", os.path.expanduser("~/.cache/sglang"))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home, a toolkit and a server environment of this test's own."""
+    site = tmp_path / "site"
+    (site / "flashinfer" / "jit").mkdir(parents=True)
+    (site / "sglang").mkdir()
+    (site / "sglang" / "__init__.py").write_text(SGLANG)
+    (site / "sglang-0.5.23.dist-info").mkdir()
+    (site / "sglang-0.5.23.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.23\n")
+    (site / "flashinfer" / "__init__.py").write_text('__version__ = "0.7.2"\n')
+    (site / "flashinfer" / "jit" / "__init__.py").touch()
+    (site / "flashinfer" / "jit" / "env.py").write_text(ENV)
+    (site / "flashinfer" / "jit" / "fused_moe.py").write_text(FUSED_MOE)
+    cuda = tmp_path / "cuda"
+    for name in kernels_flashinfer.HEADERS:
+        (cuda / "include").mkdir(parents=True, exist_ok=True)
+        (cuda / "include" / name).touch()
+    (cuda / "lib64" / "stubs").mkdir(parents=True)
+    for name in kernels_flashinfer.LIBRARIES:
+        (cuda / "lib64" / "stubs" / f"lib{name}.so").touch()
+    (cuda / "bin").mkdir()
+    nvcc(cuda, "13.0")
+    (tmp_path / "link.py").write_text(FATBIN)
+    (tmp_path / "home").mkdir()
+    for name, value in {
+        "PYTHONPATH": str(site),
+        "HOME": str(tmp_path / "home"),
+        "CUDA_HOME": str(cuda),
+        "FAKE_LINK": str(tmp_path / "link.py"),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("FLASHINFER_WORKSPACE_BASE", "SGLANG_CACHE_DIR", "MAX_JOBS", "HUMMING_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+def nvcc(cuda: Path, version: str) -> None:
+    program = cuda / "bin" / "nvcc"
+    program.write_text(
+        f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.1'\n"
+    )
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def spark(home: Path, tmp_path: Path) -> lanes.Lane:
+    here = lanes.detect("spark")
+    return dataclasses.replace(here, server_python=Path(sys.executable), runs=tmp_path / "runs")
+
+
+def gate(gib: float = 100) -> Gate:
+    return Gate(lambda: int(gib * GIB), 2)
+
+
+def build(lane: lanes.Lane, **more: object) -> kernels.Report:
+    settings = {"look": lambda: NONE, "holders": dict, "gate": gate(), "arch": "12.1a", **more}
+    return kernels.build(lane, **settings)
+
+
+needs_tools = pytest.mark.skipif(
+    importlib.util.find_spec("ninja") is None
+    and not any(Path(one, "ninja").exists() for one in os.environ["PATH"].split(os.pathsep)),
+    reason="ninja is not installed",
+)
+
+
+# -- the rules -----------------------------------------------------------------------------------
+
+
+def test_the_rules_are_where_the_server_looks_not_where_flashinfer_would(
+    spark: lanes.Lane, home: Path
+) -> None:
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    found = kernels_flashinfer.rules(spark.server_python, env)
+    # SGLang moves the cache when it is imported.
+    assert (
+        found.folder == home / ".cache/sglang/.cache/flashinfer/0.7.2/121a/cached_ops/fused_moe_120"
+    )
+    assert (found.version, found.sglang, found.targets) == ("0.7.2", "0.5.23", 4)
+    assert found.problems() == []
+    assert not (home / ".cache" / "flashinfer").exists()
+
+
+def test_rules_that_the_server_would_not_take_are_told(
+    spark: lanes.Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+
+    def problems(**change: str) -> str:
+        return " ".join(kernels_flashinfer.rules(spark.server_python, {**env, **change}).problems())
+
+    assert "is called fused_moe_100" in problems(FAKE_NAME="fused_moe_100")
+    assert "not -gencode=arch=compute_121a,code=sm_121a" in problems(FAKE_GPU="120f")
+    found = kernels_flashinfer.rules(spark.server_python, env, arch="12.0a")
+    assert "0.7.2/121a/cached_ops" in found.problems()[0]
+    with pytest.raises(SparklingError, match="not those that the server will look for"):
+        monkeypatch.setenv("FAKE_GPU", "120f")
+        build(spark)
+
+
+def test_a_flashinfer_that_is_missing_broken_or_too_old_is_one_sentence(
+    spark: lanes.Lane, tmp_path: Path
+) -> None:
+    jit = tmp_path / "site" / "flashinfer" / "jit"
+
+    def ask() -> kernels_flashinfer.Rules:
+        return kernels_flashinfer.rules(spark.server_python, dict(os.environ))
+
+    (jit / "fused_moe.py").write_text("gen_other = 1\n")
+    with pytest.raises(
+        kernels_flashinfer.NoGenerator, match=r"FlashInfer 0\.7\.2 has no gen_cutlass"
+    ):
+        ask()
+    (jit / "fused_moe.py").write_text("raise RuntimeError('SM 12.1+ requires CUDA >= 12.9')\n")
+    with pytest.raises(
+        SparklingError, match=r"does not write its build rules: RuntimeError: SM 12"
+    ):
+        ask()
+    (jit / "fused_moe.py").write_text("import nothing_of_the_kind\n")
+    with pytest.raises(SparklingError, match="is not whole in the server environment"):
+        ask()
+    with pytest.raises(UsageError, match="cannot be run"):
+        kernels_flashinfer.rules(tmp_path / "none", {})
+    with pytest.raises(SparklingError, match="could not be asked"):
+        kernels_flashinfer.rules(Path("/bin/false"), {})
+
+
+def test_the_real_generator(tmp_path: Path) -> None:
+    """FlashInfer 0.7.2 itself, in the server environment, where it is installed."""
+    python = lanes.detect("cpu").server_python
+    probe = [str(python), "-c", "import flashinfer.jit.fused_moe"]
+    env = {**os.environ, "HOME": str(tmp_path), "CUDA_HOME": "/usr/local/cuda"}
+    there = python.exists() and subprocess.run(
+        probe, env={**env, "FLASHINFER_CUDA_ARCH_LIST": "12.1a"}, capture_output=True, check=False
+    )
+    if not there or there.returncode != 0:
+        pytest.skip("FlashInfer is not in the server environment (it is on a GPU's)")
+    found = kernels_flashinfer.rules(python, env)
+    assert found.problems() == [] and found.targets == kernels_flashinfer.TARGETS
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+@needs_tools
+def test_it_builds_with_nothing_loaded_and_the_server_has_nothing_left_to_do(
+    spark: lanes.Lane, home: Path
+) -> None:
+    before = kernels.check(spark, arch="12.1a", look=lambda: NONE)
+    assert not before.ok and "ninja would build 4 of 4" in before.how
+    ticks = []
+    report = build(spark, progress=ticks.append)
+    assert report.result.complete and report.proof.ok and ticks[-1].done == 4
+    assert "1 for sm_121" in report.proof.how
+    assert kernels.check(spark, arch="12.1a", look=lambda: NONE).ok
+    again = build(spark)
+    assert again.result.complete and again.result.targets == {}
+    # Another command line, another build: what the server would do, and what the check says.
+    os.environ["FAKE_LINK"] += ""
+    (report.rules.folder / "1.cuda.o").unlink()
+    after = kernels.check(spark, arch="12.1a", look=lambda: NONE)
+    assert not after.ok and "ninja would build 2 of 4" in after.how
+    json.dumps(report.to_json(), default=str)
+
+
+@needs_tools
+def test_a_library_for_another_gpu_is_no_proof(spark: lanes.Lane, tmp_path: Path) -> None:
+    link = tmp_path / "link.py"
+    link.write_text(FATBIN.replace("int(sys.argv[2])", "120"))
+    report = build(spark)
+    assert not report.proof.ok and "1 for sm_120, and sm_121 is wanted" in report.proof.how
+
+
+def test_nothing_is_built_while_a_server_holds_the_gpu(spark: lanes.Lane, tmp_path: Path) -> None:
+    from sparkling import claims, procs
+
+    look = lambda: GB10  # noqa: E731
+    with pytest.raises(SparklingError, match=rf"\(pid {os.getpid()}\) holds the GPU's memory"):
+        build(spark, look=look, holders=lambda: {os.getpid(): None})
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        with claims.table() as held:
+            held.add("s", procs.identify(other.pid), "a server", GIB, device=True)
+        with pytest.raises(NoMemory, match=r"a server .* has held the GPU's memory since"):
+            build(spark)
+    finally:
+        other.kill()
+        other.wait()
+    assert not (tmp_path / "home" / ".cache").exists()
+
+
+@needs_tools
+def test_a_server_is_not_started_while_kernels_are_built(spark: lanes.Lane) -> None:
+    from sparkling import claims
+
+    seen = []
+
+    def progress(tick: object) -> None:
+        with claims.table() as held:
+            seen.extend(one.what for one in held.living())
+
+    build(spark, progress=progress)
+    assert "the kernel build" in seen
+    with claims.table() as held:
+        assert held.living() == []
+
+
+def test_flashinfers_own_lock_is_respected(spark: lanes.Lane) -> None:
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    rules = kernels_flashinfer.rules(spark.server_python, env)
+    rules.lock.parent.mkdir(parents=True)
+    with open(rules.lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(SparklingError, match="Another process builds fused_moe_120 already"):
+            with kernels_flashinfer.locked(rules):
+                pass
+    with kernels_flashinfer.locked(rules):
+        pass
+
+
+def test_what_would_fail_after_minutes_is_refused_at_once(
+    spark: lanes.Lane, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = tmp_path / "cuda"
+    (cuda / "include" / "cublasLt.h").unlink()
+    with pytest.raises(UsageError, match=r"include lacks cublasLt\.h: install the whole toolkit"):
+        build(spark)
+    (cuda / "include" / "cublasLt.h").touch()
+    nvcc(cuda, "12.8")
+    with pytest.raises(UsageError, match=r"is CUDA 12\.8, which does not know 12\.1a"):
+        build(spark)
+    with pytest.raises(UsageError, match=r"for compute capability 12\.x, not 9\.0a"):
+        build(spark, arch=None, look=lambda: H200)
+    with pytest.raises(SparklingError, match=r"Nothing is compiled: 3\.0 GiB"):
+        nvcc(cuda, "13.0")
+        build(spark, gate=gate(3))
+    monkeypatch.setenv("MAX_JOBS", "0")
+    with pytest.raises(UsageError, match="MAX_JOBS='0'"):
+        build(spark)
+    monkeypatch.delenv("MAX_JOBS")
+    # Case 35: a value that is a list of folders.
+    monkeypatch.setenv("CUDA_HOME", f":{cuda}")
+    with pytest.raises(UsageError, match="CUDA_HOME"):
+        build(spark)
+    with pytest.raises(UsageError, match="cpu lane compiles no kernels"):
+        kernels.build(lanes.detect("cpu"))
+
+
+# -- caches and GPU code -------------------------------------------------------------------------
+
+
+def test_gpu_code_of_files_that_nvcc_made(data: Path, tmp_path: Path) -> None:
+    # nvcc 13.0: compute_90 kept as PTX, sm_90a and sm_121a compiled, compressed.
+    found = kernels_flashinfer.gpu_codes(data / "kernels" / "sm90-sm121.o")
+    assert found == {"sm_90": 1, "sm_121": 1, "compute_90": 1}
+    other = tmp_path / "x"
+    for raw in (b"", struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xBA55ED50) + b"\xff" * 40):
+        other.write_bytes(raw)
+        assert kernels_flashinfer.gpu_codes(other) == {}
+
+
+def test_a_cache_is_found_in_every_place_it_has_lived(
+    spark: lanes.Lane, home: Path, tmp_path: Path
+) -> None:
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    rules = kernels_flashinfer.rules(spark.server_python, env)
+    places = {
+        rules.library: "ninja has nothing left to do",
+        home / ".cache/flashinfer/0.7.2/121a/cached_ops/fused_moe_120/fused_moe_120.so": "the server looks in",
+        home / ".cache/flashinfer/0.6.17/121a/cached_ops/fused_moe_120/fused_moe_120.so": "of FlashInfer 0.6.17",
+        home / ".cache/flashinfer/0.7.2/120f/cached_ops/fused_moe_120/fused_moe_120.so": "for 120f, not 121a",
+        home / ".cache/flashinfer/121a/cached_ops/fused_moe_120/fused_moe_120.so": "before versions",
+    }  # fmt: skip
+    for path in places:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    roots = kernels_flashinfer.roots(env)
+    found = {one.path: one for one in kernels_flashinfer.built(roots, rules, 0)}
+    assert set(found) == set(places)
+    for path, why in places.items():
+        assert why in found[path].why and found[path].fits is (path == rules.library)
+    (one,) = [b for b in kernels_flashinfer.built(roots, rules, 3) if b.path == rules.library]
+    assert one.fits is False and "3 of 4 targets again" in one.why
+    assert {b.fits for b in kernels_flashinfer.built(roots)} == {None}
+
+
+def humming_entry(cache: Path, name: str, headers: dict[str, float], *, done: bool = True) -> None:
+    folder = cache / name
+    folder.mkdir(parents=True)
+    expression = (
+        "humming<\n    MmaOpClass,\n    Shape<0, 1536, 2560>,\n    Shape<16, 128, 64>,\n"
+        "    Shape<16, 32, 64>,\n    Shape<0, 0, 0>,\n    BFloat16,\n    Float4E2M1,\n"
+        "    BFloat16,\n    Float8E8M0,\n    LayerConfig,\n    ComputeConfig,\n    TuningConfig>"
+    )
+    flags = ["--gpu-architecture=sm_121a", "-std=c++17"]
+    text = f"NVRTCCompiler$$nvrtc+13.0$${flags}$${expression}$$code$$x$${json.dumps(headers)}"
+    (folder / "signature.txt").write_text(text)
+    if done:
+        (folder / "kernel.cubin").write_bytes(b"x" * 2000)
+
+
+def test_hummings_cache_names_what_is_stale(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    header = site / "humming" / "include" / "humming" / "a.cuh"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    (site / "humming_kernels-0.1.12.dist-info").mkdir()
+    now = {str(header): header.stat().st_mtime}
+    cache = tmp_path / "cache"
+    humming_entry(cache, "0" * 16, now)
+    humming_entry(cache, "1" * 16, {str(header): 1.0})
+    humming_entry(cache, "2" * 16, {"/gone/humming/include/humming/a.cuh": 1.0})
+    humming_entry(cache, "3" * 16, now, done=False)
+    humming_entry(cache, "4" * 16, {})
+    (cache / "nvrtc_compile").mkdir()
+    (cache / ("5" * 16)).mkdir()
+    entries = kernels_humming.inventory(cache)
+    assert [one.folder.name[0] for one in entries if one.current] == ["0"]
+    best = entries[0]
+    assert (best.arch, best.shape, best.compiler) == ("sm_121a", (1536, 2560), "nvrtc 13.0")
+    assert best.types == ("BFloat16", "Float4E2M1", "BFloat16", "Float8E8M0")
+    assert (best.version, best.bytes) == ("0.1.12", 2000)
+    why = {one.folder.name[0]: one.why for one in kernels_humming.stale(entries)}
+    assert "older than the installation" in why["1"] and "is gone (/gone)" in why["2"]
+    assert "not finished" in why["3"] and "does not tell" in why["4"]
+    assert len(kernels_humming.rows(entries)) == 5
+    assert kernels_humming.inventory(tmp_path / "none") == []
+
+
+def test_a_tilde_that_humming_does_not_expand_is_refused() -> None:
+    assert kernels_humming.cache_folder({"HOME": "/h"}) == Path("/h/.humming/cache")
+    assert kernels_humming.cache_folder({"HUMMING_CACHE_DIR": "/c"}) == Path("/c")
+    with pytest.raises(UsageError, match="does not expand"):
+        kernels_humming.cache_folder({"HUMMING_CACHE_DIR": "~/c"})
+
+
+# -- the probe -----------------------------------------------------------------------------------
+
+
+def test_the_probe_has_few_layers_of_every_kind_and_the_same_shapes() -> None:
+    from sparkling import architecture, inventory
+
+    full = {
+        **inventory.flash_config(),
+        "expert_swiglu_limit_list": [0] * 35 + [4] * 7,
+        "share_expert_swiglu_limit_list": [0] * 34 + [5] * 6 + [7] * 2,
+    }
+    small = kernels_probe.shrink(full)
+    before, after = architecture.shape(full), architecture.shape(small)
+    assert after.layers == 6 and after.moe_layers >= 1 and after.kda_layers >= 1 and after.mla
+    for name in (
+        "hidden",
+        "experts",
+        "expert_width",
+        "heads",
+        "head_dim",
+        "kv_lora",
+        "nextn",
+        "top_k",
+    ):
+        assert getattr(before, name) == getattr(after, name)
+    assert len(small["expert_swiglu_limit_list"]) == 6 and 4 in small["expert_swiglu_limit_list"]
+    # Weights of a seventh: it fits beside what 66 GB would not.
+    assert inventory.inventory(small).bytes_total < 10 * GIB
+
+
+def test_the_probe_is_the_stages_own_command_with_another_model(tmp_path: Path) -> None:
+    from sparkling import recipe
+
+    of = recipe.load("ling-3.0-flash").render("nextn", model="/full")
+    probe = kernels_probe.launch(of, tmp_path)
+    changes = {change.name: change.after for change in recipe.diff(of, probe)}
+    assert changes == {
+        "--model-path": str(tmp_path),
+        "--speculative-draft-model-path": str(tmp_path),
+        "--context-length": "16384",
+        "--max-total-tokens": "16384",
+        "--reasoning-parser": None,
+        "--tool-call-parser": None,
+        "--load-format": "dummy",
+        "--skip-tokenizer-init": "",
+    }
+    assert probe.env == of.env
+
+
+def test_rules_count_once_they_are_whole_and_new(tmp_path: Path) -> None:
+    old = tmp_path / "a" / "fused_moe_120" / "build.ninja"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    os.utime(old, (1, 1))
+    fresh = tmp_path / "b" / "fused_moe_120" / "build.ninja"
+
+    def write() -> None:
+        fresh.parent.mkdir(parents=True)
+        with open(fresh, "w") as file:
+            for _ in range(6):
+                file.write("x" * 1000)
+                file.flush()
+                time.sleep(0.1)
+
+    threading.Timer(0.2, write).start()
+    found = kernels_probe.wait_for_rules(
+        [tmp_path], "fused_moe_120", lambda: True, limit_s=20, poll_s=0.15
+    )
+    assert found == fresh and fresh.stat().st_size == 6000
+    with pytest.raises(SparklingError, match="wrote no build rules"):
+        kernels_probe.wait_for_rules([tmp_path / "c"], "x", lambda: False)
+
+
+# -- the plan, the data, the command -------------------------------------------------------------
+
+
+@needs_tools
+def test_the_plan_says_what_applies_on_each_lane(spark: lanes.Lane, tmp_path: Path) -> None:
+    plan = kernels.plan(spark, look=lambda: GB10)
+    states = {item.stage: (item.state, item.remedy) for item in plan.items}
+    assert states == {
+        "baseline": ("not built", "sparkling kernels build"),
+        "humming": ("not built", "sparkling kernels warm humming"),
+    }
+    assert not plan.ready and plan.problems == () and "4 to build" in plan.items[0].detail
+    build(spark)
+    plan = kernels.plan(spark, look=lambda: GB10)
+    assert plan.items[0].state == "built" and [one.fits for one in plan.found] == [True]
+    assert "fused_moe_120" in str(plan) and json.dumps(plan.to_json(), default=str)
+    other = kernels.plan(dataclasses.replace(spark, kind="gpu"), look=lambda: H200)
+    assert other.items[0].state == "not here" and "capability 9.0" in other.items[0].detail
+    cpu = kernels.plan(lanes.detect("cpu"), look=lambda: NONE)
+    assert cpu.ready and {item.state for item in cpu.items} == {"not here"}
+
+
+def test_the_measured_targets_are_those_of_the_generator_and_honest_about_their_number() -> None:
+    data = measured.facts()
+    assert len(data["targets"]) == kernels_flashinfer.TARGETS - 1  # all but the library
+    names = {row["target"] for row in data["rows"]}
+    assert names <= set(data["targets"]) and len(names) == len(data["rows"])
+    found = measured.families()
+    assert sum(one.targets for one in found) == len(data["targets"])
+    assert sum(one.measured for one in found) == len(data["rows"]) > 0
+    for row in data["rows"]:
+        assert row["cpu_s"] > 0 and row["peak_tree_bytes"] >= row["largest_process_bytes"] * 0.9
+    for one in found:
+        if one.measured:
+            assert one.least_s <= one.mean_s <= one.most_s
+    assert measured.total_s([dataclasses.replace(found[0], mean_s=None)]) is None
+    assert measured.total_s([dataclasses.replace(found[0], targets=3, mean_s=2.0)]) == 6.0
+
+
+def run(capsys: pytest.CaptureFixture, *argv: str) -> tuple[int, str, str]:
+    code = cli.main(list(argv))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_on_a_machine_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
+    code, out, _ = run(capsys, "kernels", "plan", "--lane", "cpu", "--json")
+    assert code == 0 and json.loads(out)["ready"] is True
+    code, out, _ = run(capsys, "kernels", "plan", "--lane", "cpu")
+    assert code == 0 and "compilers at once" in out
+    for what in ("build", "check"):
+        code, out, err = run(capsys, "kernels", what, "--lane", "cpu")
+        assert (code, out) == (2, "") and err.startswith("error: The cpu lane compiles no kernels")
+
+
+@needs_tools
+def test_the_command_builds_and_checks(
+    spark: lanes.Lane, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKLING_SERVER_PYTHON", sys.executable)
+    monkeypatch.setattr(gpus, "look", lambda: NONE)
+    monkeypatch.setattr(kernels, "Gate", lambda *_: gate())
+    words = ("--lane", "spark", "--arch", "12.1a")
+    code, out, _ = run(capsys, "kernels", "check", *words)
+    assert code == 1 and out.startswith("not ok") and "would build 4 of 4" in out
+    code, out, err = run(capsys, "kernels", "build", *words)
+    if code:  # the default gate sees this machine's own memory
+        assert "Nothing is compiled" in err
+    else:
+        assert "4 of 4 targets are built" in out and "4/4 building" in err
