@@ -37,6 +37,7 @@ MORE: tuple[str, ...] = (
     "cli_cost",
     "cli_weights",
     "cli_doctor",
+    "cli_kernels",
 )
 
 

@@ -114,6 +114,7 @@ def test_every_command_has_help(capsys):
         "costmodel",
         "head",
         "weights",
+        "kernels",
     ]
     for name in names:
         assert f"\n    {name}" in out
