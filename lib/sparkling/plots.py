@@ -115,6 +115,7 @@ def ecdf(
     axes.set_ylim(0, 1.01)
     if low > 0 and high > 20 * low:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.set_xlabel(f"{label}, {unit}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.legend(fontsize=8, frameon=False, loc="upper left")

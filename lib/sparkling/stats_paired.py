@@ -209,10 +209,10 @@ class Paired:
             f"both right {c.both}, {first} only {c.first_only}, {second} only {c.second_only}, "
             f"neither {c.neither}; n = {c.n} pairs",
             f"accuracy: {first} {percent(self.first)}, {second} {percent(self.second)} "
-            f"({self.first.method}, {self.first.level:.0%})",
+            f"({self.first.method}, {100 * self.first.level:g} %)",
             f"McNemar, exact, two-sided: p = {p_text(self.p)} ({c.discordant} discordant pair{_s(c.discordant)})",
             f"difference, {second} minus {first}: {points(self.difference)} "
-            f"({self.difference.method}, {self.difference.level:.0%})",
+            f"({self.difference.method}, {100 * self.difference.level:g} %)",
         ]
         if self.difference.method != self.score.method:
             lines.append(f"the same by {self.score.method}: {points(self.score)}")
@@ -233,10 +233,10 @@ class Paired:
         if self.detectable is not None:
             out.append(
                 f"A true loss of {100 * self.detectable:.2f} points is the smallest that n = {c.n} "
-                f"with so many discordant pairs shows in {POWER:.0%} of all runs."
+                f"with so many discordant pairs shows in {100 * POWER:.0f} % of all runs."
             )
         out.append(
-            f"Were both arms equal, {POWER:.0%} of such runs would exclude a loss above "
+            f"Were both arms equal, {100 * POWER:.0f} % of such runs would exclude a loss above "
             f"{100 * self.excludable:.2f} points."
         )
         return out
