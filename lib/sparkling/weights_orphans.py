@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sparkling.files import os_error
 from sparkling.hubs import gb
-from sparkling.weights_plan import DONE, WORK, Step, part_of, state_of
+from sparkling.weights_plan import DONE, WORK, Step, part_of, resumable, state_of
 
 IDLE_S = 3600.0
 _THEIRS = ("*.incomplete", "*.parallel_tmp", "._____temp")
@@ -46,7 +46,7 @@ def ours(folder: Path, steps: Sequence[Step] | None = None) -> list[Orphan]:
     """
     going_on = set()
     for step in steps or ():
-        if step.action == "resume":
+        if step.action in ("resume", "check") and resumable(step.file, folder)[0]:
             going_on |= {part_of(folder, step.file.path), state_of(folder, step.file.path)}
     found = []
     for path in sorted((folder / WORK).glob("*")):

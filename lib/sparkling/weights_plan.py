@@ -230,26 +230,37 @@ def plan(
 
 
 def _step(file: HubFile, folder: Path, row: Row | None, commit: str | None) -> Step:
-    target, part = folder / file.path, part_of(folder, file.path)
+    target = folder / file.path
     size = target.stat().st_size if target.is_file() else None
-    if row is not None and row.is_file(file, commit) and row.untouched(folder):
+    known = row is not None and row.untouched(folder)
+    if known and row is not None and row.is_file(file, commit):
         return Step(file, "keep", row.size, "hashed before and untouched since", row)
-    if size is not None and file.hashed and size == (file.size if file.size is not None else size):
+    # A file that is known to be another one need not be read to find that out.
+    if size is not None and not known and file.hashed and file.size in (None, size):
         return Step(file, "check", size, "there, but never hashed here")
-    begun = part.stat().st_size if part.is_file() else 0
+    begun, why = resumable(file, folder)
     if begun:
-        state = State.load(folder, file.path)
-        if state is None:
-            return Step(file, "fetch", 0, "a partial file without its state: starts over")
-        if not state.belongs(file):
-            return Step(file, "fetch", 0, "the hub has other content now: starts over")
-        if file.size is not None and begun > file.size:
-            return Step(file, "fetch", 0, "the partial file is too long: starts over")
-        share = f" ({100 * begun / file.size:.0f} %)" if file.size else ""
-        return Step(file, "resume", begun, f"{gb(begun)} here already{share}")
-    if size is not None:
-        return Step(file, "fetch", 0, "the file here is another one: replaced when complete")
-    return Step(file, "fetch", 0, "not here yet")
+        return Step(file, "resume", begun, why)
+    if size is not None and not why:
+        why = "the file here is another one: replaced when complete"
+    return Step(file, "fetch", 0, why or "not here yet")
+
+
+def resumable(file: HubFile, folder: Path) -> tuple[int, str]:
+    """(bytes of an unfinished file that can be gone on with, why or why not; "" without any)."""
+    part = part_of(folder, file.path)
+    begun = part.stat().st_size if part.is_file() else 0
+    if not begun:
+        return 0, ""
+    state = State.load(folder, file.path)
+    if state is None:
+        return 0, "a partial file without its state: starts over"
+    if not state.belongs(file):
+        return 0, "the hub has other content now: starts over"
+    if file.size is not None and begun > file.size:
+        return 0, "the partial file is too long: starts over"
+    share = f" ({100 * begun / file.size:.0f} %)" if file.size else ""
+    return begun, f"{gb(begun)} here already{share}"
 
 
 def _free(folder: Path) -> int:

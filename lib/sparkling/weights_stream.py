@@ -23,7 +23,7 @@ from sparkling.errors import SparklingError
 from sparkling.files import os_error
 from sparkling.hubs import TITLES, HubError, HubFile, HubRefusal, gb, refused
 from sparkling.weights_manifest import Row
-from sparkling.weights_plan import State, Step, part_of, state_of
+from sparkling.weights_plan import State, Step, part_of, resumable, state_of
 
 TRIES = 6  # failures in a row without a single new byte before a file is given up
 LONGEST_PAUSE_S = 60.0
@@ -79,7 +79,7 @@ def obtain(job: Job, step: Step) -> Row:
         if row.compared:
             return row
         job.on_note(f"{file.path} is there with other content; it is fetched.")
-    if step.action != "resume":
+    if not resumable(file, job.folder)[0]:
         _drop(job, file)
     for attempt in (1, 2):
         job.on_state(file.path, "fetching")
@@ -281,7 +281,7 @@ def _check_length(job: Job, file: HubFile, total: int | None, reply: Any) -> Non
         )
     raise HubError(
         f"{TITLES[job.hub]} lists {file.path} with {file.size:,} bytes and serves {total:,}; "
-        "nothing of it is kept: try the other hub, or later."
+        "it is not fetched: try the other hub, or later."
     )
 
 

@@ -339,7 +339,9 @@ def test_only_what_nothing_goes_on_with_is_ours_to_remove(tmp_path):
     work.mkdir()
     for name in ("a.part", "a.json", "b.part", "done.jsonl"):
         (work / name).write_bytes(b"xx")
-    step = weights_plan.Step(hubs.HubFile("a", 4, ""), "resume", 2, "")
+    file = hubs.HubFile("a", 4, "", sha256="0" * 64)
+    weights_plan.State.of(file, None).save(tmp_path)
+    step = weights_plan.Step(file, "resume", 2, "")
     assert [o.path.name for o in weights_orphans.ours(tmp_path, [step])] == ["b.part"]
     assert [o.path.name for o in weights_orphans.ours(tmp_path)] == ["a.json", "a.part", "b.part"]
 

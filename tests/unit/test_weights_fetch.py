@@ -461,6 +461,26 @@ def test_a_partial_file_of_other_content_starts_over_and_is_removed(hub, kind, t
     assert any("Removed 1 partial file" in note for note in done.notes)
 
 
+@pytest.mark.parametrize("signed", [True, False], ids=["fetched", "from elsewhere"])
+def test_a_stopped_update_of_equal_size_is_gone_on_with(hub, kind, tmp_path, signed):
+    """New weights usually have the old ones' size: the old file must not cost the partial one."""
+    get(kind, tmp_path)
+    hub.commit({**hub.files, BIG: shard(7, 200_000)})
+    if not signed:
+        (tmp_path / MANIFEST).unlink()
+    begin(kind, tmp_path, hub.files[BIG][:90_000])
+    before, read = hub.sent[BIG], []
+    real = weights_manifest.digests
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            weights_manifest, "digests", lambda p, **k: read.append(p.name) or real(p, **k)
+        )
+        get(kind, tmp_path)
+    whole(tmp_path, hub)
+    assert hub.sent[BIG] - before == len(hub.files[BIG]) - 90_000
+    assert (BIG in read) is not signed  # what is known to differ is not read to find out
+
+
 def without_hashes(hub, tmp_path, etag):
     """A file of which the hub tells no checksum, half here, with the tag it had."""
     hub.hashes = False
