@@ -215,6 +215,16 @@ def _json(path: Path, what: str) -> dict[str, Any]:
     return value
 
 
+def _remedy(folder: Path) -> str:
+    """How the checkpoint that belongs into `folder` is had, told by the place."""
+    place = folder.absolute()
+    if place.parts[-3:] == (".cache", "models", "tiny-ling"):
+        return "build the tiny Ling with `sparkling tiny`"
+    if place.parent.name == "models" and (place.parent.parent / "env" / "recipes").is_dir():
+        return f"take it back from the repository (git checkout -- models/{place.name})"
+    return "download it (`sparkling weights fetch` does it, or goes on), or name another folder"
+
+
 def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Names of the weight files and, where there is an index, tensor -> file."""
     index = folder / INDEX
@@ -235,10 +245,7 @@ def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
         return names, mapping
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
-        raise WeightsError(
-            f"{folder} holds no weights (*.safetensors): finish the download, or build the tiny "
-            "Ling with `sparkling tiny`."
-        )
+        raise WeightsError(f"{folder} holds no weights (*.safetensors): {_remedy(folder)}.")
     if len(names) > 1 and any("-of-" in name for name in names):
         raise WeightsError(
             f"{folder} holds {len(names)} weight files but no {INDEX}: fetch the index as well."
@@ -294,10 +301,7 @@ def check(
     """
     folder = Path(model_dir)
     if not folder.exists():
-        raise WeightsError(
-            f"There is no checkpoint at {folder}: download it, or build the tiny Ling with "
-            "`sparkling tiny`."
-        )
+        raise WeightsError(f"There is no checkpoint at {folder}: {_remedy(folder)}.")
     if not folder.is_dir():
         raise WeightsError(f"{folder} is a file: give the folder that holds config.json.")
     if not (folder / "config.json").is_file():

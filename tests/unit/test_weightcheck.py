@@ -194,7 +194,14 @@ def test_folder_level_faults(folder, tmp_path):
         return str(caught.value)
 
     assert "There is no checkpoint at" in says(tmp_path / "nowhere")
-    assert "sparkling tiny" in says(tmp_path / "nowhere")
+    assert "sparkling weights fetch" in says(tmp_path / "nowhere")
+    tiny_place = tmp_path / ".cache" / "models" / "tiny-ling"
+    assert "sparkling tiny" in says(tiny_place) and "fetch" not in says(tiny_place)
+    (tmp_path / "env" / "recipes").mkdir(parents=True)
+    assert "git checkout -- models/sparklet" in says(tmp_path / "models" / "sparklet")
+    (tmp_path / "models" / "sparklet").mkdir(parents=True)
+    (tmp_path / "models" / "sparklet" / "config.json").write_text('{"architectures": ["X"]}')
+    assert "git checkout -- models/sparklet" in says(tmp_path / "models" / "sparklet")
     assert "is a file" in says(folder / "config.json")
     (folder / "tokenizer.json").unlink()
     assert "no tokenizer.json" in says(folder)
