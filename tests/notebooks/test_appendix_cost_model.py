@@ -24,7 +24,7 @@ def test_it_runs_without_a_server(kind, root, tmp_path, monkeypatch):
         for output in cell["outputs"]
     ]
     text = "\n".join("".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
-    assert sum("image/png" in o.get("data", {}) for o in outputs) == 4
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 5
     for words in ("70.42 GB", "The published figures, reconciled", "FP8 heads against", "stated"):
         assert words in text
     assert "No run on this machine holds measurements yet" in text
