@@ -55,7 +55,7 @@ class Item:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What `plan` found. `jobs` is None where not even one compiler fits (see `refusal`)."""
 
@@ -123,6 +123,8 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.view())
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class _Builder:
         self.result = Result(total=len(outputs(ninja_file)))
         self.began = time.monotonic()
         self.built = 0  # in this call
+        self.too_big: set[str] = set()  # ended for memory while nothing else ran
         self.building_s = 0.0
         self.jobs = 0
 
@@ -327,6 +328,8 @@ class _Run:
     def _end_for_memory(self, jobs: list[procs.Stat]) -> None:
         self.result.ended += 1
         unfinished = [self.seen[job.pid][0] for job in jobs if job.pid in self.seen]
+        alone = unfinished[0] if len(jobs) == 1 and unfinished else ""
+        held = self.result.targets.get(alone, {}).get("peak", 0)
         # The compilers first: they hold the memory.
         for job in jobs:
             self._signal_tree(job.pid, signal.SIGKILL)
@@ -337,6 +340,13 @@ class _Run:
                 self.result.targets.pop(output, None)
                 with contextlib.suppress(OSError):
                     (self.builder.folder / output).unlink()
+        if alone in self.builder.too_big:
+            raise SparklingError(
+                f"{Path(alone).name} alone takes more memory than there is: its compiler was ended "
+                f"twice, at {held / 2**30:.1f} GiB; stop what else uses memory, or build elsewhere."
+            )
+        if alone:
+            self.builder.too_big.add(alone)
 
     def end(self) -> None:
         """Nothing of this run is left afterwards."""

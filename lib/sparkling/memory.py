@@ -79,7 +79,7 @@ class Part:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Need:
     """What one launch needs of the memory that its model is loaded into, and what is there.
 
@@ -154,6 +154,8 @@ class Need:
 
     def __str__(self) -> str:
         return str(self.view())
+
+    __repr__ = __str__
 
 
 # -- the sum -------------------------------------------------------------------------------------

@@ -170,6 +170,20 @@ def test_memory_that_does_not_come_back_is_a_sentence(tmp_path: Path) -> None:
     assert not [one for one in procs.descendants(os.getpid()) if one.name == "ninja"]
 
 
+def test_a_file_too_big_for_the_machine_is_not_tried_for_ever(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 1, 30)
+    looks = iter(range(10_000))
+
+    def meter() -> int:
+        # Room for a job until one runs, and then none: whatever runs takes it all.
+        me = os.getpid()
+        running = [one for one in procs.descendants(me) if one.name == "ninja" and not one.dead]
+        return (3 if running and next(looks) % 5 == 4 else 24) * GIB
+
+    with pytest.raises(SparklingError, match=r"0\.o alone takes more memory .* ended twice"):
+        run(file, meter, wait_s=20)
+
+
 def test_a_file_that_does_not_compile_is_named(tmp_path: Path) -> None:
     file = plan(tmp_path / "b", 2, 0.1)
     text = file.read_text()
