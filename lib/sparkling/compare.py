@@ -8,40 +8,29 @@ given for the reply as it was and per token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sparkling import ladder as _ladder
-from sparkling.compare_sides import Difference, Side, choose, differences, refuse, sides
+from sparkling.compare_rates import Ratio, Row, drift, ratios
+from sparkling.compare_sides import (
+    Difference,
+    Side,
+    choose,
+    differences,
+    recipe_at_hand,
+    refuse,
+    sides,
+)
 from sparkling.errors import UsageError
 from sparkling.ladder import Ladder
 from sparkling.metrics import accept_interval
-from sparkling.stats import (
-    Interval,
-    bootstrap_gain,
-    bootstrap_quantile_ratio,
-    pair,
-)
+from sparkling.stats import Interval, pair
 from sparkling.stats_paired import Counts, Paired, paired
 
 STATES = ("ok", "truncated", "unparsed", "error")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Second ÷ first of one quantity over common units, with the two values behind it."""
-
-    name: str
-    first: float
-    second: float
-    unit: str
-    ratio: Interval
-    definition: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "ratio": self.ratio.to_json()}
 
 
 @dataclass(frozen=True)
@@ -161,11 +150,13 @@ def compare_sides(
             f"{first.name} and {second.name} hold nothing of the same kind: one has evaluated "
             "questions, the other measured requests."
         )
-    remarks = _remarks(first, second, found)
+    remarks = _remarks(first, second, found, root)
     return Comparison(first.name, second.name, tuple(found), remarks, tested, bench, labels)
 
 
-def _remarks(first: Side, second: Side, found: Sequence[Difference]) -> tuple[str, ...]:
+def _remarks(
+    first: Side, second: Side, found: Sequence[Difference], root: Path | None
+) -> tuple[str, ...]:
     out = []
     for side in (first, second):
         if not side.manifest:
@@ -183,6 +174,10 @@ def _remarks(first: Side, second: Side, found: Sequence[Difference]) -> tuple[st
         out.append(
             f"{len(changed)} switches differ ({', '.join(x[11:] for x in changed)}); what is seen is "
             "the sum of them."
+        )
+    if changed and recipe_at_hand(first.launch.get("recipe", ""), first.manifest, root) is None:
+        out.append(
+            "The recipe as it was then is not here, so which flags belong to the switch is not checked."
         )
     return tuple(out)
 
@@ -221,81 +216,6 @@ def outcome(arm: str, rows: Sequence[Mapping[str, Any]]) -> Outcome:
     ordered = {s: states[s] for s in (*STATES, *sorted(states.keys() - set(STATES)))}
     lengths = accept_interval({"prompt": r["id"], "spec": r.get("spec")} for r in rows)
     return Outcome(arm, len(rows), sum(bool(r["correct"]) for r in rows), ordered, lengths)
-
-
-# -- rates and lengths ---------------------------------------------------------------------------
-
-Row = Mapping[str, Any]
-
-
-def _decode(row: Row) -> tuple[float, float] | None:
-    if row.get("decode_s"):
-        return row["decode_tokens"], row["decode_s"]
-    rate, tokens = row.get("decode_rate"), row.get("completion_tokens")
-    return (tokens, tokens / rate) if rate and tokens else None
-
-
-def _one(key: str) -> Callable[[Row], tuple[float, float] | None]:
-    return lambda row: (row[key], 1.0) if row.get(key) is not None else None
-
-
-def _per_token(row: Row) -> tuple[float, float] | None:
-    seconds, tokens = row.get("e2e_s"), row.get("completion_tokens")
-    return (seconds, tokens) if seconds is not None and tokens else None
-
-
-_QUANTITIES = (
-    ("decode rate", "tokens/s", _decode, "Σ tokens ÷ Σ decode seconds"),
-    ("time of a reply", "s", _one("e2e_s"), "mean from request to end"),
-    ("time per token", "s", _per_token, "Σ seconds from request to end ÷ Σ tokens written"),
-    ("first token", "s", _one("ttft_s"), "mean from request to first chunk"),
-    ("length", "tokens", _one("completion_tokens"), "mean tokens written, thinking included"),
-)
-
-
-def ratios(first: Sequence[Row], second: Sequence[Row], *, seed: int = 0) -> Iterable[Ratio]:
-    """Second ÷ first of every quantity that both know, first[i] and second[i] being the same
-    question, with paired bootstrap intervals over questions."""
-    for name, unit, of, definition in _QUANTITIES:
-        both = [(of(x), of(y)) for x, y in zip(first, second, strict=True)]
-        known = [(x, y) for x, y in both if x is not None and y is not None]
-        if not known:
-            continue
-        (ta, ba), (tb, bb) = (zip(*side, strict=True) for side in zip(*known, strict=True))
-        if not (sum(ta) and sum(ba) and sum(bb)):
-            continue
-        gain = bootstrap_gain(tb, bb, ta, ba, seed=seed)
-        yield Ratio(name, sum(ta) / sum(ba), sum(tb) / sum(bb), unit, gain, definition)
-        if name == "time of a reply":
-            yield _median(ta, tb, seed)
-
-
-def _median(first: Sequence[float], second: Sequence[float], seed: int) -> Ratio:
-    middle = bootstrap_quantile_ratio(second, first, 0.5, seed=seed)
-    low, high = (sorted(x) for x in (first, second))
-    values = [(x[(len(x) - 1) // 2] + x[len(x) // 2]) / 2 for x in (low, high)]
-    return Ratio("time of a reply, p50", *values, "s", middle, "median from request to end")
-
-
-def drift(
-    found: Iterable[Ratio], labels: tuple[str, str] = ("the first", "the second")
-) -> str | None:
-    """Did the faster arm write more? One sentence from the ratio of lengths; None without one."""
-    by_name = {r.name: r for r in found}
-    length, rate = by_name.get("length"), by_name.get("decode rate")
-    if length is None:
-        return None
-    said = f"{length.ratio.text(3)} times as much as {labels[0]}"
-    if not length.ratio.excludes(1.0):
-        return f"No length drift is shown: {labels[1]} wrote {said}."
-    more = "more" if length.ratio.value > 1 else "less"
-    faster = ""
-    if rate is not None and rate.ratio.excludes(1.0):
-        faster = f" ({'faster' if rate.ratio.value > 1 else 'slower'} per token)"
-    return (
-        f"Length drift: {labels[1]}{faster} wrote {more}, {said}; compare times per token, not per "
-        "reply."
-    )
 
 
 # -- measured requests ---------------------------------------------------------------------------

@@ -254,14 +254,25 @@ def _declared(
 ) -> set[str] | None:
     """The flags and variables that the recipe itself changes between the two stages; None when the
     recipe as it was then is not at hand."""
+    book = recipe_at_hand(a.recipe, manifest, root)
     try:
-        book = _recipe.load(a.recipe, root=root)
-        if book.sha256 != (manifest.get("recipe") or {}).get("sha256"):
+        if book is None:
             return None
         one, two = (book.render(x.stage, model=Path("/m"), variant=x.variant) for x in (a, b))
     except SparklingError:
         return None
     return {change.name for change in _recipe.diff(one, two)}
+
+
+def recipe_at_hand(
+    name: str, manifest: Mapping[str, Any], root: Path | None = None
+) -> _recipe.Recipe | None:
+    """The recipe that a run was made with, if it is here and unchanged since."""
+    try:
+        book = _recipe.load(name, root=root)
+    except SparklingError:
+        return None
+    return book if book.sha256 == (manifest.get("recipe") or {}).get("sha256") else None
 
 
 def _on(value: bool | None) -> str:

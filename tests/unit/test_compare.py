@@ -200,6 +200,16 @@ def test_flags_and_seeds_beyond_the_switch_are_refused(runs, root):
         compare.compare("c", "d", runs, root=root)
 
 
+def test_an_older_recipe_is_said_to_be_unchecked(runs, root):
+    old = {"recipe": {"sha256": "0" * 64}}
+    make_run(runs, "a", "fp8-head", root, questions("fp8-head"), **old)
+    more = launch_with(root, "nextn", "--chunked-prefill-size", "512")
+    make_run(runs, "b", "nextn", root, questions("nextn"), **old, **more)
+    (found,) = compare.compare("a", "b", runs, root=root)
+    assert any("which flags belong to the switch is not checked" in r for r in found.remarks)
+    assert "the flag --chunked-prefill-size" in [d.what for d in found.differs]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
