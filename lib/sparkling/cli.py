@@ -56,6 +56,12 @@ def _lane_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", help="a recipe's name or file (default: the lane's)")
     parser.add_argument("--model", help="the checkpoint's directory (default: the recipe's)")
     parser.add_argument(
+        "--i-know-this-can-lock-the-machine",
+        dest="consent",
+        action="store_true",
+        help="start above a memory fraction of 0.68 on a Spark",
+    )
+    parser.add_argument(
         "--edition", help="the build of SGLang, one of the recipe's editions (default: its first)"
     )
 
@@ -74,6 +80,8 @@ def _lane(args: argparse.Namespace) -> Lane:
     for name, value in told.items():
         if value:
             os.environ[f"SPARKLING_{name}"] = value
+    if getattr(args, "consent", False):
+        os.environ["SPARKLING_I_KNOW_THIS_CAN_LOCK_THE_MACHINE"] = "1"  # memory.I_KNOW
     return lane.detect(args.lane)
 
 
