@@ -18,9 +18,9 @@ def _source(args: argparse.Namespace) -> Any:
         raise UsageError("Give --checkpoint or --recipe, not both: a recipe names its checkpoint.")
     if args.checkpoint:
         return inventory.inventory(args.checkpoint)
-    root = lane.find_root()
-    where = args.recipe or lane.detect("auto").recipe_path
-    return inventory.inventory(recipe.load(where, root=root))
+    if args.recipe:
+        return inventory.inventory(recipe.load(args.recipe, root=lane.find_root()))
+    return inventory.of_lane(lane.detect("auto"))
 
 
 def _inventory(args: argparse.Namespace) -> int:
@@ -86,7 +86,9 @@ def _costmodel(args: argparse.Namespace) -> int:
         views.append(show_cost.devices(inv, found, context=args.context))
         views.append(show_cost.break_even_text(inv, context=args.context))
     if rows:
-        views += [show_cost.measured(arms, on), show_cost.predictions(predicted)]
+        views.append(show_cost.measured(arms, on))
+    if predicted:
+        views.append(show_cost.predictions(predicted))
     views.append(show_cost.predictions(costmodel.recorded_predictions()))
     views.append(show_cost.puzzle(puzzle.settle()))
     print("\n\n".join(map(str, views)))
@@ -100,10 +102,10 @@ def _head(args: argparse.Namespace) -> int:
 
     if args.checkpoint:
         folder = args.checkpoint
+    elif args.recipe:
+        folder = recipe.load(args.recipe, root=lane.find_root()).model
     else:
-        root = lane.find_root()
-        chosen = args.recipe or lane.detect("auto").recipe_path
-        folder = recipe.load(chosen, root=root).model
+        folder = lane.detect("auto").model
     found = head.compare(
         head.head_of(folder), head.states_for(folder, args.hidden), name=str(folder)
     )

@@ -25,7 +25,6 @@ from typing import Any
 
 from sparkling.devices import Device, device
 from sparkling.errors import UsageError
-from sparkling.files import read_rows
 from sparkling.inventory import FLASH, Inventory, inventory
 from sparkling.traffic import StepBytes
 
@@ -283,11 +282,13 @@ def _with(
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """All benchmark rows of a run's folder. UsageError when there is no run, or it measured nothing."""
+    """The benchmark rows of a run's folder that its ladder is made of. UsageError when there is no
+    run, or it measured nothing one request at a time."""
+    from sparkling import report_rows, store
+
     if not folder.is_dir():
         raise UsageError(f"There is no run at {folder}.")
-    paths = sorted({*folder.glob("rows.jsonl"), *folder.glob("*/rows.jsonl")})
-    rows = [row for path in paths for row in read_rows(path) if "arm" in row and "workload" in row]
+    rows = report_rows.ladder_rows(store.Run(folder, None))
     if not rows:
         raise UsageError(
             f"The run in {folder} holds no benchmark rows, so nothing can be compared."
@@ -345,10 +346,10 @@ def measured(rows: Iterable[Mapping[str, Any]], inv: Inventory, on: Device) -> l
 def rows_near(run: Any, runs: Path) -> tuple[list[dict[str, Any]], str]:
     """Benchmark rows of this run (a `store.Run`), else of the newest run that measured anything, and
     the run's id; ([], "") when none did."""
-    from sparkling import store
+    from sparkling import report_rows, store
 
     for found in (run, store.latest(runs, holding=("rows.jsonl", "*/rows.jsonl"))):
-        if found is not None and (rows := found.all_rows("rows")):
+        if found is not None and (rows := report_rows.ladder_rows(found)):
             return rows, found.id
     return [], ""
 

@@ -332,20 +332,21 @@ def run(nb: Any, here: Device) -> View:
             "No run on this machine holds measurements yet; run the ladder, then this again."
         )
     gpus = (rows[0].get("machine") or {}).get("gpus") or ()
-    on = (_devices.of_gpus(gpus) if gpus else None) or here
-    if gpus and on is here:
+    on = _devices.of_gpus(gpus) if gpus else here
+    if on is None:
         return note(
             f"The bandwidth of {gpus[0]} is not known here: see `sparkling costmodel --device`."
         )
     try:
         inv = costmodel.inventory_of(rows, nb.lane)
+        arms = costmodel.measured(rows, inv, on)
+        found = costmodel.run_predictions(rows, inv, on)
     except SparklingError as error:
-        return note(f"Run {name} measured a checkpoint that cannot be read now: {error}")
-    found = costmodel.run_predictions(rows, inv, on)
+        return note(f"Run {name} cannot be compared with the cost model: {error}")
     text = f"Run {name}, {inv.model}, bytes as the checkpoint stores them."
     if not found:
         text += " No two of its arms differ in the head or in speculation alone, so no gain is compared."
-    shown = note(text) + measured(costmodel.measured(rows, inv, on), on)
+    shown = note(text) + measured(arms, on)
     return shown + predictions(found) if found else shown
 
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from sparkling import cli, costmodel, devices, inventory, published, puzzle, show_cost, traffic
+from sparkling import (
+    cli,
+    costmodel,
+    devices,
+    inventory,
+    published,
+    puzzle,
+    show_cost,
+    store,
+    traffic,
+)
 from sparkling.costmodel import Range
 from sparkling.errors import UsageError
 
@@ -236,6 +247,40 @@ def test_arms_that_differ_in_two_switches_are_not_compared(flash, spark):
     assert costmodel.run_predictions(rows, flash, spark) == []
 
 
+@pytest.fixture
+def nb(root, tmp_path):
+    """A notebook's session, as far as `show_cost.run` looks at it."""
+    lane = SimpleNamespace(
+        root=root,
+        recipe_path=root / "env" / "recipes" / "sparklet.toml",
+        model=root / "models" / "sparklet",
+        runs=tmp_path / "runs",
+    )
+    return SimpleNamespace(lane=lane, run=store.open_run(lane.runs, notebook="80_live_evaluation"))
+
+
+def test_a_notebook_s_own_run_comes_first(nb, spark):
+    text = str(show_cost.run(nb, spark))
+    assert "No run on this machine holds measurements yet" in text
+    for one in rows_of(1.07, 1.9):
+        nb.run.append("rows", {**one, "recipe": "sparklet"})
+    text = str(show_cost.run(nb, spark)).replace("\n", " ")
+    assert f"Run {nb.run.id}, sparklet" in text and "Memory is not the limit here" in text
+    assert "Predicted against measured" in text
+    # Another notebook's run finds it as the newest one.
+    later = SimpleNamespace(lane=nb.lane, run=store.open_run(nb.lane.runs, notebook="x"))
+    assert f"Run {nb.run.id}, sparklet" in str(show_cost.run(later, spark))
+
+
+def test_a_run_that_cannot_be_compared_is_a_sentence(nb, spark):
+    for one in rows_of(1.07, 1.9):
+        nb.run.append("rows", {**one, "recipe": "none-of-ours"})
+    text = str(show_cost.run(nb, spark))
+    assert "cannot be compared with the cost model" in text and "none-of-ours" in text
+    nb.run.append("rows", {**rows_of(1, 2)[0], "arm_hash": "another", "recipe": "sparklet"})
+    assert "cannot be compared" in str(show_cost.run(nb, spark))
+
+
 # -- pictures --------------------------------------------------------------------------------------
 
 
@@ -335,7 +380,8 @@ def test_costmodel_refuses(capsys, here, argv, sentence):
 
 
 def test_an_unknown_gpu_needs_a_device(capsys, here, tmp_path):
-    (tmp_path / "rows.jsonl").write_text(
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "rows.jsonl").write_text(
         json.dumps(row("a", "0", 10, 1.0, {}, machine={"gpus": ["NVIDIA X"]})) + "\n"
     )
     run_option = ["--recipe", "ling-3.0-flash", "--run", str(tmp_path)]
@@ -343,6 +389,24 @@ def test_an_unknown_gpu_needs_a_device(capsys, here, tmp_path):
     assert code == 2 and "NVIDIA X" in err and "--device" in err
     code, _, _ = run(capsys, "costmodel", *run_option, "--device", "here")
     assert code == 0
+
+
+def test_the_lane_s_checkpoint_is_the_default(capsys, here, monkeypatch, root, tmp_path):
+    monkeypatch.setenv("SPARKLING_MODEL", str(root / "models" / "sparklet"))
+    code, out, _ = run(capsys, "inventory")
+    assert code == 0 and "What sparklet consists of" in out
+    monkeypatch.setenv("SPARKLING_MODEL", str(tmp_path))  # not there yet: the full-size model
+    code, out, _ = run(capsys, "inventory")
+    assert code == 0 and "the sizes that come with this package" in out
+
+
+def test_rows_of_several_users_are_no_steps(capsys, here, tmp_path):
+    folder = tmp_path / "run" / "90_users"
+    folder.mkdir(parents=True)
+    rows = [{**one, "users": 4} for one in rows_of(1.07, 1.9)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    code, _, err = run(capsys, "costmodel", "--run", str(tmp_path / "run"))
+    assert code == 2 and "no benchmark rows" in err
 
 
 def test_a_run_without_rows(capsys, here, tmp_path):
