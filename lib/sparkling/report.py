@@ -57,7 +57,7 @@ def build(run_dir: Path) -> Path:
         ("Energy and memory", partial(more.energy, measured)),
         ("Notebooks", partial(_notebooks, run_dir, timings)),
         ("What it ran on", partial(_environment, run)),
-        ("Doing it again", partial(more.redo, run, proofs, timings)),
+        ("Doing it again", partial(more.redo, run, timings)),
     ]
     sections = [s for title, make in wanted if (s := _section(title, make)) is not None]
     title, head = f"Sparkling run {run.id}", _head(run, timings)

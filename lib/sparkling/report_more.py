@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def _each(run: Run, name: str) -> list[Path]:
 # -- doing it again ------------------------------------------------------------------------------
 
 
-def redo(run: Run, proofs: Sequence[Mapping[str, Any]], timings: Mapping[str, Any]) -> View:
+def redo(run: Run, timings: Mapping[str, Any]) -> View:
     """The commands that make this run again, from its manifest."""
     manifest = run.manifest
     git = manifest.get("git") or {}
@@ -131,9 +131,18 @@ def redo(run: Run, proofs: Sequence[Mapping[str, Any]], timings: Mapping[str, An
         said = {e.get("settings") for e in (manifest.get("evaluations") or {}).values()} - {None}
         note = f"   # {'; '.join(sorted(said))}" if said else ""
         lines.append(f".venv/bin/sparkling eval {arms}{lane}{recipe}{note}".replace("  --", " --"))
-    if "bench" in books:
-        stages = " ".join(dict.fromkeys(p["stage"] for p in proofs))
-        lines.append(f".venv/bin/sparkling bench {stages}{lane}{recipe}".replace("  ", " "))
+    order = manifest.get("order") or {}
+    turns = "".join(f" --{k} {order[k]}" for k in ("rounds", "seed") if k in order)
+    for name in ("bench", "ablation", "concurrency"):
+        if name in books:
+            rows = read_rows(run.dir / name / "rows.jsonl")
+            stages = " ".join(order.get("arms", ())) if name == "bench" else ""
+            works = "".join(
+                f" --workload {w}" if w != "prompts" else " --prompts FILE"
+                for w in dict.fromkeys(str(r.get("workload")) for r in rows)
+            )
+            said = f".venv/bin/sparkling {name} {stages}".rstrip()
+            lines.append(f"{said}{lane}{recipe}{works}{turns}")
     lines.append(f".venv/bin/sparkling report {run.id}   # this page again, from the same rows")
     text = "\n".join(lines)
     return View(f"<pre>{show.esc(text)}</pre>", text)

@@ -31,8 +31,11 @@ class Measured:
 
     @cached_property
     def rows(self) -> Rows:
-        """The rows of the ladder."""
-        return [r for r in ladder_rows(self.run) if kind_of(r) == "bench"]
+        """The rows of the ladder, arms in the order in which they were asked for."""
+        rows = [r for r in ladder_rows(self.run) if kind_of(r) == "bench"]
+        asked = (self.run.manifest.get("order") or {}).get("arms") or []
+        place = {arm: i for i, arm in enumerate(asked)}
+        return sorted(rows, key=lambda r: place.get(r["arm"], len(place)))
 
     @cached_property
     def tested(self) -> dict[Path, Rows]:

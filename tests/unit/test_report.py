@@ -280,6 +280,19 @@ def test_what_makes_the_run_again(run):
     at = page.index('id="doing-it-again"')
     assert ".venv/bin/sparkling suite --lane cpu" in page[at:]
     assert f"git checkout {run.manifest['git']['commit']}" in page[at:]
+    assert "sparkling ablation" not in page
+    other = open_run(run.dir.parent, None, notebook="ablation")
+    for arm in ("b", "baseline"):
+        other.append("rows", row(arm, 0, 40.0))
+    order = {"rounds": 2, "seed": 7, "arms": ["baseline", "b"]}
+    other.update({"recipe": {"name": "tiny-ling"}, "order": order})
+    page = report.build(other.dir).read_text()
+    want = (
+        ".venv/bin/sparkling ablation --recipe tiny-ling --workload short-turn --rounds 2 --seed 7"
+    )
+    assert want in page
+    ladder = page[page.index('id="the-ladder"') :]
+    assert ladder.index("<td>baseline</td>") < ladder.index("<td>b</td>")
 
 
 def test_it_reads_on_a_phone_in_the_dark_and_on_paper(run):
