@@ -297,6 +297,16 @@ def _fits(
     return False, f"the server looks in {wanted.folder}"
 
 
+def compiled_somewhere(python: Path, env: Mapping[str, str], arch: str = SPARK_ARCH) -> bool:
+    """Whether a compiled library for this GPU lies in any cache, or came with a package: a look at
+    file names only, for a server that is about to start. `check` in `kernels` is the real answer."""
+    short = arch.replace(".", "")
+    for site in python.parent.parent.glob("lib/python3*/site-packages"):
+        if any(site.glob("flashinfer_jit_cache*")):
+            return True
+    return any(one.arch == short and one.path.stem == MODULE for one in built(roots(env)))
+
+
 @contextlib.contextmanager
 def locked(rules: Rules) -> Iterator[None]:
     """FlashInfer's own lock (a flock on this file), so that no server builds at the same time.

@@ -30,7 +30,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkling import claims, kernels_jobs, machine, memory, memwatch, procs, toolpath
+from sparkling import (
+    claims,
+    kernels_flashinfer,
+    kernels_jobs,
+    machine,
+    memory,
+    memwatch,
+    procs,
+    toolpath,
+)
 from sparkling import log as _log
 from sparkling.errors import ServerError, UsageError
 from sparkling.ports import DEFAULT_PORT, HOST, free_port, reserve
@@ -207,6 +216,7 @@ def start(
     need = memory.need_of(launch, consent=consent)
     if need is not None:
         need.require()
+        _check_kernels(launch, need, python, extra_env)
     if watch is None:
         watch = memory.watch_limits(gpu=not _on_cpu(launch.argv))
     wanted = launch.port
@@ -230,6 +240,23 @@ def start(
             if not taken or attempt == attempts:
                 raise
     raise AssertionError("unreachable")
+
+
+def _check_kernels(
+    launch: Launch, need: memory.Need, python: Path, extra: Mapping[str, str] | None
+) -> None:
+    """With one memory pool, FlashInfer must not compile its experts beside the loaded model."""
+    if need.kind != "unified" or launch.value("moe-runner-backend") != "flashinfer_mxfp4":
+        return
+    if launch.value("load-format") == "dummy":
+        return  # the kernel probe: a few layers, there to have the rules written
+    env = child_environment(launch.env, python, extra=extra)
+    if not kernels_flashinfer.compiled_somewhere(python, env):
+        raise memory.NoMemory(
+            f"{launch.stage} is not started: its CUTLASS kernels are not compiled, and compiling them "
+            "beside the loaded model is what locks a Spark; run `sparkling kernels build` first "
+            "(notebook 30_kernels)."
+        )
 
 
 def _check_model(argv: tuple[str, ...]) -> None:

@@ -206,3 +206,30 @@ def test_the_note_goes_with_a_killed_server(
         assert held.living() == []
     running.stop()
     assert not place.exists()
+
+
+def test_a_spark_does_not_compile_beside_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available(monkeypatch, 115, unified=True, gpu="NVIDIA GB10")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("FLASHINFER_WORKSPACE_BASE", "SGLANG_CACHE_DIR", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    model = tmp_path / "model"
+    model.mkdir()
+    flash = recipe.load("ling-3.0-flash").render("baseline", model=model, port=0)
+    # Never the real thing: a program that ends at once.
+    fake = flash.__class__(**{**vars(flash), "argv": ("-c", "pass", *flash.argv[2:])})
+
+    def start() -> None:
+        server.start(fake, python=Path(sys.executable), log=tmp_path / "runs" / "s.log").stop()
+
+    with pytest.raises(
+        NoMemory, match=r"CUTLASS kernels are not compiled.*sparkling kernels build"
+    ):
+        start()
+    built = tmp_path / ".cache/sglang/.cache/flashinfer/0.7.2/121a/cached_ops/fused_moe_120"
+    built.mkdir(parents=True)
+    (built / "fused_moe_120.so").touch()
+    with pytest.raises(server.StartFailed):
+        start()
