@@ -14,7 +14,8 @@ every x coded ±1/2 (the tests compare them with that).
 
 Intervals are paired bootstraps over prompts: a drawn prompt brings its measurements under every arm.
 They say nothing of what differs from start to start; the values of each round stand beside them, and
-an effect is called clear only if its interval excludes 1 and every round lies on the same side.
+an effect is called clear only if its interval excludes 1, every round lies on the same side, and the
+machine was steady.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ def arm_name(baseline: str, switches: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class Effect:
     """A main effect (one switch) or an interaction (several), as a factor on the decode rate.
-    `by_round`: the same from each round's rows alone."""
+    `by_round`: the same from each round's rows alone. `steady`: whether the repeats of every prompt
+    agree well enough to read anything (see `ladder.unsteady`)."""
 
     switches: tuple[str, ...]
     ratio: Interval
     by_round: tuple[float, ...]
+    steady: bool = True
 
     @property
     def name(self) -> str:
@@ -66,9 +69,10 @@ class Effect:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 1 and every round lies on the same side of 1."""
+        """Whether the interval excludes 1 and every round lies on the same side of 1; never on a
+        machine that was not steady."""
         same = {v > 1.0 for v in (self.ratio.value, *self.by_round)}
-        return self.ratio.excludes(1.0) and len(same) == 1
+        return self.steady and self.ratio.excludes(1.0) and len(same) == 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -148,7 +152,7 @@ def ablation(
     for of, weights in _weights(switches).items():
         ratio = bootstrap(_statistic(table, weights), table.shape[2], seed=seed)
         parts = tuple(float(_statistic(t, weights)(np.ones(t.shape[2]))) for t in by_round)
-        effects.append(Effect(of, ratio, parts))
+        effects.append(Effect(of, ratio, parts, steady=rungs.warning is None))
     return Ablation(switches, rungs, tuple(effects), _pace(by_round))
 
 

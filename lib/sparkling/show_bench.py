@@ -57,8 +57,8 @@ def ablation(found: Ablation) -> View:
     ]
     pace = ", ".join(f"{p:.3f}" for p in found.pace)
     caption = (
-        f"{_first_upper(found.definition)}. Clear: the interval excludes 1 and every round lies on the "
-        f"same side. All arms' pace by round, relative to the first: {pace}."
+        f"{_first_upper(found.definition)}. Clear: the interval excludes 1, every round lies on the same "
+        f"side, and the machine was steady. All arms' pace by round, relative to the first: {pace}."
     )
     warned = _warned(found.ladder.warning, caption)
     return arms(found.ladder) + table(rows, title="Effects on the decode rate", caption=warned)

@@ -143,7 +143,13 @@ def test_the_interval_is_paired_and_covers():
 def test_a_drift_between_rounds_cancels_and_is_told():
     found = ablation(rows(lambda on: 1.3 ** ("nextn" in on), pace=lambda r: 1 - 0.2 * r), THREE)
     assert found.pace == pytest.approx((1.0, 0.8))
-    assert found["nextn"].ratio.value == pytest.approx(1.3)
+    assert found["nextn"].ratio.value == pytest.approx(1.3) and found["nextn"].clear
+
+
+def test_nothing_is_clear_on_a_machine_that_was_not_steady():
+    found = ablation(rows(lambda on: 1.3 ** ("nextn" in on), pace=lambda r: 1 + r), THREE)
+    assert "not steady" in found.ladder.warning
+    assert found["nextn"].ratio.value == pytest.approx(1.3) and not found["nextn"].clear
 
 
 def test_an_effect_that_only_one_round_shows_is_not_clear():
