@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkling.stats import Interval, bootstrap_gain, bootstrap_quantile_ratio
+from sparkling.stats import Interval, bootstrap_gains, bootstrap_quantile_ratio
 
 Row = Mapping[str, Any]
 
@@ -54,16 +54,25 @@ _QUANTITIES = (
 def ratios(first: Sequence[Row], second: Sequence[Row], *, seed: int = 0) -> Iterable[Ratio]:
     """Second ÷ first of every quantity that both know, first[i] and second[i] being the same
     question, with paired bootstrap intervals over questions."""
+    found: list[tuple[Any, ...]] = []
     for name, unit, of, definition in _QUANTITIES:
         both = [(of(x), of(y)) for x, y in zip(first, second, strict=True)]
-        known = [(x, y) for x, y in both if x is not None and y is not None]
+        known = [i for i, (x, y) in enumerate(both) if x is not None and y is not None]
         if not known:
             continue
-        (ta, ba), (tb, bb) = (zip(*side, strict=True) for side in zip(*known, strict=True))
-        if not (sum(ta) and sum(ba) and sum(bb)):
-            continue
-        gain = bootstrap_gain(tb, bb, ta, ba, seed=seed)
-        yield Ratio(name, sum(ta) / sum(ba), sum(tb) / sum(bb), unit, gain, definition)
+        (ta, ba), (tb, bb) = (
+            zip(*(both[i][side] for i in known), strict=True)  # type: ignore[misc]
+            for side in (0, 1)
+        )
+        if sum(ta) and sum(ba) and sum(bb):
+            found.append((tuple(known), (tb, bb, ta, ba), name, unit, definition))
+    gains: dict[int, Interval] = {}
+    for units in dict.fromkeys(f[0] for f in found):  # those of the same questions in one go
+        mine = [i for i, f in enumerate(found) if f[0] == units]
+        made = bootstrap_gains([found[i][1] for i in mine], seed=seed)
+        gains |= dict(zip(mine, made, strict=True))
+    for i, (_, (tb, bb, ta, ba), name, unit, definition) in enumerate(found):
+        yield Ratio(name, sum(ta) / sum(ba), sum(tb) / sum(bb), unit, gains[i], definition)
         if name == "time of a reply":
             yield _median(ta, tb, seed)
 

@@ -213,11 +213,30 @@ def bootstrap_gain(
 ) -> Interval:
     """(Σ tokens_a / Σ seconds_a) / (Σ tokens_b / Σ seconds_b), units paired by position: how many
     times faster arm a is than arm b over the same prompts."""
-    columns = [_column(c, "column") for c in (tokens_a, seconds_a, tokens_b, seconds_b)]
-    for column in columns[1:]:
-        _same_length(columns[0], column)
-    ta, sa, tb, sb = columns
-    return _bootstrap(lambda w: (w @ ta) * (w @ sb) / ((w @ sa) * (w @ tb)), len(ta), seed, level)
+    return bootstrap_gains([(tokens_a, seconds_a, tokens_b, seconds_b)], seed=seed, level=level)[0]
+
+
+def bootstrap_gains(
+    cases: Sequence[tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]],
+    *,
+    seed: int = 0,
+    level: float = 0.95,
+) -> list[Interval]:
+    """`bootstrap_gain` of several quantities of the same units, from the same resamples."""
+    columns = [[_column(c, "column") for c in case] for case in cases]
+    for column in (c for case in columns for c in case):
+        _same_length(columns[0][0], column)
+
+    def gains(w: np.ndarray) -> np.ndarray:
+        made = [(w @ ta) * (w @ sb) / ((w @ sa) * (w @ tb)) for ta, sa, tb, sb in columns]
+        return np.stack(made, axis=-1)
+
+    n = len(columns[0][0])
+    values = [float(v) for v in gains(np.ones(n))]
+    if n < MIN_UNITS:
+        return [Interval(v, None, None, n, METHOD, level) for v in values]
+    drawn = _replicates(gains, n, np.random.default_rng(seed))
+    return [_interval(drawn[:, i], v, n, level) for i, v in enumerate(values)]
 
 
 def bootstrap_quantile_ratio(
