@@ -251,18 +251,22 @@ class _Run:
         self.begun_with = self.result.done
 
     def watch(self) -> bool:
-        gate, told = self.builder.gate, 0.0
+        gate, told, looked = self.builder.gate, 0.0, 0.0
         last = time.monotonic()
+        jobs: list[procs.Stat] = []
         while self.process.poll() is None:
             free = self.builder._look()
-            jobs = self._jobs()
-            self._note(jobs)
+            now = time.monotonic()
+            # The processes are looked at less often than the memory, for that costs more.
+            if free < gate.keep or self.holding or now - looked >= TELL_S:
+                looked, table = now, procs.table()
+                jobs = self._jobs(table)
+                self._note(jobs, table)
             if jobs and free < gate.keep // 4:
                 self._end_for_memory(jobs)
                 return True
             self._throttle(free, jobs)
             self._read()
-            now = time.monotonic()
             self.builder.building_s += now - last
             last = now
             if now - told >= TELL_S:
@@ -278,15 +282,14 @@ class _Run:
 
     # -- what runs -----------------------------------------------------------------------------
 
-    def _jobs(self) -> list[procs.Stat]:
+    def _jobs(self, table: dict[int, procs.Stat]) -> list[procs.Stat]:
         """The jobs that ninja runs, oldest first."""
-        below = procs.descendants(self.process.pid)
+        below = procs.descendants(self.process.pid, table)
         mine = [one for one in below if one.ppid == self.process.pid and not one.dead]
         return sorted(mine, key=lambda one: (one.start, one.pid))
 
-    def _note(self, jobs: list[procs.Stat]) -> None:
+    def _note(self, jobs: list[procs.Stat], table: dict[int, procs.Stat]) -> None:
         """What each running target holds now."""
-        table = procs.table()
         for job in jobs:
             if job.pid not in self.seen:
                 self.seen[job.pid] = (_output_of(job.pid), time.monotonic())
