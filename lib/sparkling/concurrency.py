@@ -12,7 +12,8 @@ c requests are in flight until the first user has finished.
     gain         (Σ tokens / Σ end-to-end seconds) with speculation / the same without, at the same
                  level: by Little's law the ratio of the throughputs; paired over prompts
     break-even   the level at which the gain falls below 1: log gain linear in log2 level between the
-                 levels measured, the first crossing; bootstrap over prompts, all levels together
+                 levels measured, the first crossing; bootstrap over prompts, all levels together.
+                 What differs from start to start is not in it: the rounds stand beside it
 
 A server that runs fewer requests at once than there are users lets the others wait; such levels are
 marked as queued, and their first token is mostly the queue.
@@ -199,6 +200,7 @@ class Pays:
     gains: tuple[tuple[int, Interval], ...]
     at: Interval | None
     levels: tuple[int, ...]
+    by_round: tuple[float, ...] = ()  # the level of break-even from each round's rows alone
 
     @property
     def text(self) -> str:
@@ -216,7 +218,11 @@ class Pays:
             "below": f"Speculation pays at no level measured, from {self.gains[0][0]} user on",
         }.get(str(where).split()[0], f"Speculation stops paying at about {where} users")
         n = self.at.n
-        return f"{head} ({between}; 95 % bootstrap over {n} prompt{'' if n == 1 else 's'})."
+        rounds = ", ".join(str(self._place(v)) for v in self.by_round)
+        return (
+            f"{head} ({between}; 95 % bootstrap over {n} prompt{'' if n == 1 else 's'}; by round: "
+            f"{rounds or 'unknown'})."
+        )
 
     def _place(self, level: float | None) -> str | None:
         if level is None:
@@ -231,6 +237,7 @@ class Pays:
             "spec": self.spec,
             "gains": [{"users": u, "gain": g.to_json()} for u, g in self.gains],
             "at": self.at.to_json() if self.at else None,
+            "by_round": list(self.by_round),
             "text": self.text,
         }
 
@@ -275,32 +282,47 @@ def pays(rows: Iterable[Mapping[str, Any]], plain: str, spec: str, *, seed: int 
 
     Raises UsageError when the arms differ in machine, model or prompts.
     """
-    sums: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
-    hashes: dict[str, str] = {}
-    for row in rows:
-        if row["arm"] not in (plain, spec):
-            continue
+    mine = [r for r in rows if r["arm"] in (plain, spec)]
+    seen: dict[str, str] = {}
+    for row in mine:
         for key in ("machine_id", "model_id"):
-            _same(hashes, key, row.get(key))
-        _same(hashes, f"the text of prompt {row['prompt']}", row["case_hash"])
+            _same(seen, key, row.get(key))
+        _same(seen, f"the text of prompt {row['prompt']}", row["case_hash"])
+    columns = _columns(mine, plain, spec)
+    if not columns:
+        return None
+    gains = []
+    for users, column in columns.items():
+        four = list(zip(*column.values(), strict=True))
+        gains.append((users, bootstrap_gain(*four, seed=seed)))
+    parts = []
+    for number in sorted({r.get("round", 0) for r in mine}):
+        part = _columns([r for r in mine if r.get("round", 0) == number], plain, spec)
+        if part.keys() == columns.keys():
+            sums = np.array([np.sum(list(c.values()), axis=0) for c in part.values()])
+            parts.append(float(_cross(list(part), _log_gains(*sums.T))))
+    at = _crossing(columns, seed)
+    return Pays(plain, spec, tuple(gains), at, tuple(columns), tuple(parts))
+
+
+def _columns(
+    rows: Iterable[Mapping[str, Any]], plain: str, spec: str
+) -> dict[int, dict[str, tuple[float, ...]]]:
+    """{users: {prompt: (tokens, seconds with speculation, tokens, seconds without)}} of the prompts
+    that both arms answered, levels rising."""
+    sums: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
+    for row in rows:
         if row["complete"] and row["completion_tokens"]:
             unit = sums.setdefault((row["arm"], row["users"]), {})
             tokens, seconds = unit.get(row["prompt"], (0.0, 0.0))
             unit[row["prompt"]] = tokens + row["completion_tokens"], seconds + row["e2e_s"]
-    both = sorted({u for a, u in sums if a == plain} & {u for a, u in sums if a == spec})
-    gains, columns = [], []
-    used = []
-    for users in both:
-        a, b = sums[spec, users], sums[plain, users]
+    out = {}
+    for users in sorted({u for _, u in sums}):
+        a, b = sums.get((spec, users), {}), sums.get((plain, users), {})
         common = sorted(a.keys() & b.keys())
         if common:
-            four = [[x[p][i] for p in common] for x in (a, b) for i in (0, 1)]
-            gains.append((users, bootstrap_gain(*four, seed=seed)))
-            columns.append({p: [c[k] for c in four] for k, p in enumerate(common)})
-            used.append(users)
-    if not gains:
-        return None
-    return Pays(plain, spec, tuple(gains), _crossing(used, columns, seed), tuple(used))
+            out[users] = {p: (*a[p], *b[p]) for p in common}
+    return out
 
 
 def _same(seen: dict[str, str], what: str, value: Any) -> None:
@@ -308,23 +330,25 @@ def _same(seen: dict[str, str], what: str, value: Any) -> None:
         raise UsageError(f"The two arms differ in {what}; they cannot be compared.")
 
 
-def _crossing(
-    used: Sequence[int], columns: Sequence[Mapping[str, Sequence[float]]], seed: int
-) -> Interval | None:
+def _crossing(columns: Mapping[int, Mapping[str, Sequence[float]]], seed: int) -> Interval | None:
     """The level of break-even, over the prompts that every level has."""
-    common = sorted(set.intersection(*(set(c) for c in columns)))
+    common = sorted(set.intersection(*(set(c) for c in columns.values())))
     if not common:
         return None
-    table = np.array([[c[p] for p in common] for c in columns])  # (levels, prompts, 4)
+    table = np.array([[c[p] for p in common] for c in columns.values()])  # (levels, prompts, 4)
+    used = list(columns)
 
     def statistic(drawn: np.ndarray) -> Any:
-        ta, sa, tb, sb = (drawn @ table[:, :, i].T for i in range(4))
-        logs = np.log(ta * sb) - np.log(sa * tb)
+        logs = _log_gains(*(drawn @ table[:, :, i].T for i in range(4)))
         if logs.ndim == 1:
             return _cross(used, logs)
         return np.array([_cross(used, row) for row in logs])
 
     return bootstrap(statistic, len(common), seed=seed)
+
+
+def _log_gains(ta: Any, sa: Any, tb: Any, sb: Any) -> Any:
+    return np.log(ta * sb) - np.log(sa * tb)
 
 
 def _cross(used: Sequence[int], logs: Sequence[float]) -> float:

@@ -114,7 +114,7 @@ def test_the_crossing_of_a_line_in_logs_is_found():
     assert [u for u, _ in got.gains] == [1, 2, 4, 8, 16]
     assert got.gains[0][1].value == pytest.approx(2.0)
     assert got.text == (
-        "Speculation stops paying at about 5.7 users (between 5.7 and 5.7; 95 % bootstrap over 6 prompts)."
+        "Speculation stops paying at about 5.7 users (between 5.7 and 5.7; 95 % bootstrap over 6 prompts; by round: 5.7)."
     )
     assert json.dumps(got.to_json())
 
@@ -123,6 +123,16 @@ def test_prompts_that_disagree_widen_the_interval():
     noise = lambda p: 1.25 if p % 2 else 0.8  # noqa: E731
     got = pays(both(lambda u: 2 ** (1 - math.log2(u) / 2.5), noise=noise), "plain", "spec")
     assert got.at.low < 2**2.5 < got.at.high and got.at.high > 1.3 * got.at.low
+
+
+def test_rounds_tell_what_the_interval_does_not():
+    first = both(lambda u: 2 ** (1 - math.log2(u) / 2.5))
+    second = [{**r, "round": 1} for r in both(lambda u: 2 ** (1 - math.log2(u) / 2.0))]
+    got = pays(first + second, "plain", "spec")
+    assert got.by_round == pytest.approx((2**2.5, 4.0)) and 4.0 < got.at.value < 2**2.5
+    assert got.text.endswith("by round: 5.7, 4.0).")
+    half = [r for r in second if r["users"] < 4]  # a round that was cut short says nothing
+    assert len(pays(first + half, "plain", "spec").by_round) == 1
 
 
 @pytest.mark.parametrize(
