@@ -187,6 +187,16 @@ def _newest() -> str:
     return found.id
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "whole number from 1 on"
+
+
 def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 100:
@@ -220,13 +230,15 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     p.add_argument("--data", metavar="FILE", help="questions of your own (JSONL: question, answer)")
     p.add_argument("--training", metavar="FILE", help="where examples for --data come from")
-    p.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
+    p.add_argument("--limit", type=_positive, metavar="N", help="only the first N questions")
     p.add_argument("--mode", choices=("5-shot", "zero-shot"), help="default: 5-shot for GSM8K")
     p.add_argument("--greedy", action="store_true", help="the likeliest token, no sampling")
     p.add_argument("--thinking", choices=("on", "off"), help="default: on")
-    p.add_argument("--max-tokens", type=int, metavar="N", help="default: 32768 for GSM8K")
+    p.add_argument("--max-tokens", type=_positive, metavar="N", help="default: 32768 for GSM8K")
     p.add_argument("--seed", type=int, help="chooses the examples (42)")
-    p.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at once (1)")
+    p.add_argument(
+        "--concurrency", type=_positive, default=1, metavar="N", help="requests at once (1)"
+    )
     p.add_argument(
         "--stall",
         type=cli._seconds,
