@@ -27,8 +27,10 @@ from pathlib import Path
 
 from sparkling import kernels_jobs, procs
 from sparkling.errors import SparklingError
+from sparkling.files import write_atomic
 from sparkling.memwatch import resident
 
+LOG = ".ninja_log"
 POLL_S = 0.2
 TELL_S = 0.5
 END_S = 5.0
@@ -94,9 +96,15 @@ def outputs(ninja_file: Path) -> list[str]:
 def pending(folder: Path, ninja_file: Path, *, ninja: str, env: Mapping[str, str]) -> int:
     """How many targets ninja would build now (`ninja -n`); 0 when everything fits.
 
+    It must be the ninja that the server calls: 1.13 does not read the log of 1.11, and then builds
+    everything again. It even removes such a log when it only looks, so the log is put back.
+
     Raises:
         SparklingError: ninja refuses the build file.
     """
+    log, kept = folder / LOG, None
+    with contextlib.suppress(OSError):
+        kept = log.read_bytes()
     done = subprocess.run(
         [ninja, "-n", "-C", str(folder), "-f", str(ninja_file)],
         env={**env, "NINJA_STATUS": "@%f/%t@ "},
@@ -106,6 +114,8 @@ def pending(folder: Path, ninja_file: Path, *, ninja: str, env: Mapping[str, str
         timeout=300,
         check=False,
     )
+    if kept is not None and not log.exists():
+        write_atomic(log, kept)
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip().splitlines()
         raise SparklingError(f"ninja refuses {ninja_file}: {said[-1] if said else 'no reason'}.")

@@ -80,6 +80,17 @@ def test_it_builds_what_is_missing_with_progress_and_no_more(tmp_path: Path) -> 
     assert run(file, Meter(48)).complete and len(started(file)) == 6
 
 
+def test_looking_does_not_harm_the_log_of_another_ninja(tmp_path: Path) -> None:
+    file = plan(tmp_path / "b", 2, 0.0)
+    run(file, Meter(48))
+    log = file.parent / kn.LOG
+    # Too old for any ninja of today, as 1.11's is for 1.13.
+    old = "# ninja log v3\n" + log.read_text().split("\n", 1)[1]
+    log.write_text(old)
+    assert kn.pending(file.parent, file, ninja=NINJA, env=os.environ) == 2
+    assert log.read_text() == old
+
+
 def test_the_jobs_are_what_memory_allows_and_the_user_wishes(tmp_path: Path) -> None:
     def most(name: str, meter: Meter, **env: str) -> int:
         ticks: list[kn.Tick] = []
