@@ -252,7 +252,7 @@ def _levels(text: str) -> list[int]:
 
 
 def _concurrency(args: argparse.Namespace) -> int:
-    from sparkling import cli, concurrency, order
+    from sparkling import break_even, cli, concurrency, order
 
     book = cli._book(cli._lane(args))
     args.workload = [args.workload] if not args.prompts else None
@@ -275,7 +275,7 @@ def _concurrency(args: argparse.Namespace) -> int:
         # Requests overlap, so there are no joules of a single one.
         rows, _, machine, missing = by_turns(session, args, stages, users)
     found = concurrency.levels(rows)
-    where = concurrency.pays(rows, plain, spec)
+    where = break_even.pays(rows, plain, spec)
     result = {
         "levels": [x.to_json() for x in found],
         "pays": where.to_json() if where else None,

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 from sparkling import bench, concurrency
+from sparkling.break_even import pays
 from sparkling.client import Client
-from sparkling.concurrency import Users, levels, limit_of, pays
+from sparkling.concurrency import Users, levels, limit_of
 from sparkling.errors import ServerError, UsageError
 from sparkling.files import read_rows
 from sparkling.order import Block

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sparkling import acceptance, concurrency, power, show_bench
+from sparkling import acceptance, break_even, concurrency, power, show_bench
 from sparkling.ablation import ablation
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -65,7 +65,7 @@ def test_energy_and_its_absence():
 @pytest.mark.parametrize("queued", [True, False])
 def test_users(queued):
     data = [{**r, "limit": 4 if queued else 16} for r in both(lambda u: 1.5 if u < 4 else 0.8)]
-    view = show_bench.concurrency(concurrency.levels(data), concurrency.pays(data, "plain", "spec"))
+    view = show_bench.concurrency(concurrency.levels(data), break_even.pays(data, "plain", "spec"))
     text = flat(view)
     assert ("16 (queued)" in text) == queued
     assert f"The server runs {4 if queued else 16} at once." in text
