@@ -18,6 +18,7 @@ import json
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +31,7 @@ from sparkling.stats import Interval, bootstrap_ratio_of_sums
 
 PERIOD_S = 0.25
 MOST_GAP_S = 2.0
+KEPT = 1000  # samples kept in memory; all are in the file
 NO_SENSOR = "no sensor on this machine"
 
 Samples = Sequence[Mapping[str, Any]]
@@ -54,7 +56,8 @@ class Sampler:
         chosen, missing = sensors.find() if found is None else found
         self.path, self.period_s = path, period_s
         self.missing = tuple(missing)
-        self.samples: list[dict[str, Any]] = []
+        self.taken = 0
+        self.latest: deque[dict[str, Any]] = deque(maxlen=KEPT)  # a run may last for days
         self.cpu_s = 0.0
         self._sensors, self._clock = list(chosen), clock
         self._end = threading.Event()
@@ -100,7 +103,7 @@ class Sampler:
         self._end.set()
         self._thread.join()
         self._thread = None
-        self._write({"end": len(self.samples), "cpu_s": round(self.cpu_s, 4)})
+        self._write({"end": self.taken, "cpu_s": round(self.cpu_s, 4)})
         self._file.close()
 
     __enter__ = start
@@ -112,7 +115,8 @@ class Sampler:
         due = self._clock()
         while True:
             row = self.sample()
-            self.samples.append(row)
+            self.latest.append(row)
+            self.taken += 1
             self._write(row)
             self.cpu_s = time.thread_time()
             # A slow sensor must not make the next samples come in a burst.

@@ -131,10 +131,10 @@ def test_the_sampler_writes_what_it_reads_and_ends(tmp_path):
     log = tmp_path / "run" / "power.jsonl"
     sensor = lambda: {"power": {"gpu0": float(next(ticks))}, "throttle": {}}  # noqa: E731
     with Sampler(log, found=([sensor], ["there is no RAPL"]), period_s=0.002) as sampler:
-        while len(sampler.samples) < 20:
+        while sampler.taken < 20:
             time.sleep(0.002)
     got = power.read(log)
-    assert got == sampler.samples and len(got) >= 20
+    assert got == list(sampler.latest) and len(got) == sampler.taken >= 20
     stamps = [s["t"] for s in got]
     assert stamps == sorted(stamps)
     assert [s["power"]["gpu0"] for s in got] == list(range(len(got)))
@@ -170,8 +170,8 @@ def test_a_slow_sensor_is_not_read_more_often_for_it(tmp_path):
     sampler._end = End()
     with sampler:
         sampler._thread.join(timeout=20)
-    assert len(sampler.samples) == 5 and waits == pytest.approx([0.0] * 5)
-    assert [s["t"] for s in sampler.samples] == pytest.approx([0.375 + 0.75 * i for i in range(5)])
+    assert sampler.taken == 5 and waits == pytest.approx([0.0] * 5)
+    assert [s["t"] for s in sampler.latest] == pytest.approx([0.375 + 0.75 * i for i in range(5)])
 
 
 # -- sensors -------------------------------------------------------------------------------------
