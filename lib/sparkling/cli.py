@@ -193,6 +193,8 @@ def _serve(args: argparse.Namespace) -> int:
         )
         with running, serving.remembered(running, where.runs):
             _say(f"Ready after {running.ready_seconds:.0f} s at {running.url}/v1 (Ctrl-C stops).")
+            if getattr(running, "need", None):
+                _say(f"It {running.need.line()}.")
             while running.alive():
                 time.sleep(0.5)
             last = " | ".join(running.tail(3))

@@ -115,6 +115,12 @@ class Need:
     def ok(self) -> bool:
         return not self.problems
 
+    def line(self) -> str:
+        """The sum in one line: "needs 3.5 of 19.2 GiB available (weights 0.0, …)"."""
+        listed = ", ".join(f"{part.name} {part.bytes / GIB:.1f}" for part in self.parts)
+        here = f"{self.peak / GIB:.1f} of {self.available / GIB:.1f} GiB available"
+        return f"needs {here} ({listed})"
+
     def require(self) -> None:
         """Raise NoMemory with the first problem and the sum in one sentence."""
         if self.problems:

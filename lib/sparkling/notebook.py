@@ -211,7 +211,9 @@ class Session:
             live.end(f"ready after {self.server.ready_seconds:.0f} s")
         self.run.update({"launches": {self.arm: self.server.launch.to_json()}})
         where = f"{self.arm} is ready at {self.server.url} after {self.server.ready_seconds:.0f} s"
-        return show.note(f"{where}; its log is {log.name}.")
+        reckoned = getattr(self.server, "need", None)
+        need = f"; it {reckoned.line()}" if reckoned else ""
+        return show.note(f"{where}; its log is {log.name}{need}.")
 
     @property
     def client(self) -> Client:
