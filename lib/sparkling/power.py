@@ -80,7 +80,10 @@ class Sampler:
         """Begin. Raises SparklingError when the file cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = self.path.open("a", encoding="utf-8")
+            if cut:  # by a kill: our head must not be glued to it
+                self._file.write("\n")
         except OSError as error:
             raise os_error(error, "opening", self.path) from error
         self._write(

@@ -147,6 +147,16 @@ def test_the_sampler_writes_what_it_reads_and_ends(tmp_path):
     assert power.read(log, boot="another boot") == []
 
 
+def test_a_run_goes_on_behind_a_line_that_a_kill_cut(tmp_path):
+    log = tmp_path / "power.jsonl"
+    log.write_text('{"t": 1.0, "power": {"gpu0": 5}}\n{"t": 2.0, "pow')
+    with Sampler(log, found=([], []), period_s=60):
+        pass
+    got = power.read(log)
+    assert got[0] == {"t": 1.0, "power": {"gpu0": 5}} and len(got) == 2
+    assert len(power.read(log, boot=power.procs.boot_id())) == 1  # of this boot: the new one
+
+
 def test_a_slow_sensor_is_not_read_more_often_for_it(tmp_path):
     """Every reading takes three periods of a clock of our own: no burst follows."""
     now = [0.0]
