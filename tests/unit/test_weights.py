@@ -17,6 +17,7 @@ from sparkling import (
     cli,
     hubs,
     machine,
+    needs,
     weightcheck,
     weights,
     weights_manifest,
@@ -304,6 +305,21 @@ def test_what_is_not_whole_is_fetched(root, fetched, tmp_path, monkeypatch, ther
         revision = "v2"
     weights.obtain(lane_of("spark", model, root), REPO, hub="modelscope", revision=revision)
     assert asked == [((REPO, model), {"hub": "modelscope", "revision": revision})]
+
+
+def test_the_disk_needs_no_room_for_what_is_there(root, tmp_path, monkeypatch):
+    class Usage:
+        free = 20e9
+
+    monkeypatch.setattr("sparkling.needs.shutil.disk_usage", lambda place: Usage)
+    model = tmp_path / "models" / "big"
+    lane = lane_of("spark", model, root)
+    assert needs.check(["disk"], lane)[0].ok is False
+    model.mkdir(parents=True)
+    with (model / "model.safetensors").open("wb") as sparse:
+        sparse.truncate(70_400_000_000)
+    found = needs.check(["disk"], lane)[0]
+    assert found.ok and found.need == "9.6 GB of free disk"
 
 
 # -- leftovers -----------------------------------------------------------------------------------
