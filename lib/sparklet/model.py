@@ -294,6 +294,8 @@ class MoE(nn.Module):
     def chosen_experts(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Each expert on its own tokens only (for a CPU)."""
         e, top = self.experts, ids.shape[1]
+        # unbound once: the backward of indexing would fill and add a whole stack for each expert
+        gate, up, down = (w.now.unbind(0) for w in (e.gate_proj, e.up_proj, e.down_proj))
         order = ids.flatten().argsort(stable=True)
         counts = torch.bincount(ids.flatten(), minlength=self.c.num_experts).tolist()
         token = order // top
@@ -303,11 +305,11 @@ class MoE(nn.Module):
         ):
             if rows.shape[0]:
                 h = swiglu(
-                    F.linear(rows, e.gate_proj.now[n]),
-                    F.linear(rows, e.up_proj.now[n]),
+                    F.linear(rows, gate[n]),
+                    F.linear(rows, up[n]),
                     self.limit,
                 )
-                parts.append(F.linear(h, e.down_proj.now[n]) * ws.unsqueeze(-1).to(x.dtype))
+                parts.append(F.linear(h, down[n]) * ws.unsqueeze(-1).to(x.dtype))
         # each token appears top times: put the rows back in (token, slot) order and add
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=order.device)

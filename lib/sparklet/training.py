@@ -222,7 +222,11 @@ class Run:
         return each
 
     def _compute(self, inputs: list[Tensor], balance: float | Tensor) -> Tensor:
-        torch._foreach_zero_(self.grads)
+        if self.device.type == "cuda":  # a captured graph needs them where they were
+            torch._foreach_zero_(self.grads)
+        else:  # the first gradient is kept as it is, instead of added to zeros
+            for p in self.model.parameters():
+                p.grad = None
         self.model.train().prepare(torch.bfloat16, self.quantizing)
         each = losses(self.model, self.s, *inputs)
         (each[0] + self.s.draft_weight / 3 * (each[1] + each[2] + each[3])).backward()
