@@ -61,7 +61,7 @@ def _held(pid: int) -> int:
 def folder() -> Path:
     """Where the notes are: this user's own, never shared with another machine."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if base and os.path.isdir(base):
+    if base and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
         return Path(base) / "sparkling"
     return Path(f"/tmp/sparkling-{os.getuid()}")
 
