@@ -62,8 +62,9 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _warm(args: argparse.Namespace, where: Any, stage: str) -> int:
-    from sparkling import kernels, kernels_probe
+    from sparkling import kernels, kernels_probe, recipe
 
+    recipe.load(where.recipe_path, root=where.root).require(stage, where.kind)
     launch = kernels.stage_launch(where, stage)
     folder = where.cache / "kernel-probe"
     found = kernels_probe.warm(launch, where, folder)

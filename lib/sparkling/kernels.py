@@ -40,6 +40,7 @@ GIB = 2**30
 TOOLS = ("ninja", "nvcc", "c++")
 COMMAND = "sparkling kernels build"
 HUMMING = "Humming: NVRTC"
+BUILD = "the kernel build"
 
 
 @dataclass(frozen=True)
@@ -281,9 +282,8 @@ def _humming(stage: str, entries: list[kernels_humming.Entry], seen: str | None)
 # -- building ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _alone(need: int, ask: Callable[[], dict[int, int | None]]) -> Iterator[None]:
-    """Nothing else holds the GPU's memory while we build, and nothing of ours is started."""
+def _nobody(need: int, ask: Callable[[], dict[int, int | None]]) -> None:
+    """Refuse while anything holds the GPU's memory, a server of ours or anybody's program."""
     for pid in ask():
         stat = procs.read_stat(pid)
         who = f"{stat.name} (pid {pid})" if stat else f"process {pid}"
@@ -291,13 +291,18 @@ def _alone(need: int, ask: Callable[[], dict[int, int | None]]) -> Iterator[None
             f"Nothing is compiled: {who} holds the GPU's memory, and compilers beside a loaded model "
             "can lock the machine; stop it first (`sparkling stop` for a server of ours)."
         )
-    who = procs.identify(os.getpid())
-    name = f"build-{os.getpid()}"
     with claims.table() as held:
-        what = "the kernel build"
         available = machine.host_memory().available
-        held.require(what, need, device=True, available=available)
-        path = held.add(name, who, what, need, device=True) if who else None
+        held.require(BUILD, need, device=True, available=available)
+
+
+@contextlib.contextmanager
+def _claimed(need: int) -> Iterator[None]:
+    """While we build, nothing of ours is started."""
+    who = procs.identify(os.getpid())
+    with claims.table() as held:
+        held.require(BUILD, need, device=True, available=None)
+        path = held.add(f"build-{os.getpid()}", who, BUILD, need, device=True) if who else None
     try:
         yield
     finally:
@@ -352,36 +357,33 @@ def build(
         )
     gate = gate or Gate(lambda: machine.host_memory().available, machine.cpus())
     jobs = gate.jobs(env)  # refuses before anything is asked
-    with _alone(jobs.count * gate.each, holders):
-        try:
-            rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
-        except NoGenerator:
-            rules = _rules_by_probe(lane, launch)
-        if rules.ready_made:
-            proof = Proof(rules.ready_made[0], True, "it came compiled with a package")
-            return Report(rules, None, proof, "nothing to build")
-        for problem in rules.problems(arch):
-            raise SparklingError(
-                f"The rules are not those that the server will look for: {problem}; nothing is built."
-            )
-        home = Path(rules.variable("cuda_home") or "/usr/local/cuda")
-        for problem in kernels_flashinfer.toolkit_problems(
-            home, kernels_flashinfer.SYSTEM_LIBRARIES
-        ):
-            raise UsageError(f"The CUDA toolkit does not suffice: {problem}.")
-        with kernels_flashinfer.locked(rules):
-            result = kernels_ninja.build(
-                rules.folder,
-                rules.ninja,
-                ninja=str(tools["ninja"].path),
-                env={**server_env, **{k: env[k] for k in (kernels_jobs.MAX_JOBS,) if k in env}},
-                gate=gate,
-                progress=progress,
-            )
-        proof = kernels_flashinfer.prove(
-            rules, lane.server_python, server_env, gpu=bool(look().all)
+    need = jobs.count * gate.each
+    _nobody(need, holders)
+    try:
+        rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
+    except NoGenerator:
+        rules = _rules_by_probe(lane, launch)
+    if rules.ready_made:
+        proof = Proof(rules.ready_made[0], True, "it came compiled with a package")
+        return Report(rules, None, proof, "nothing to build")
+    for problem in rules.problems(arch):
+        raise SparklingError(
+            f"The rules are not those that the server will look for: {problem}; nothing is built."
         )
-        return Report(rules, result, proof)
+    home = Path(rules.variable("cuda_home") or "/usr/local/cuda")
+    for problem in kernels_flashinfer.toolkit_problems(home, kernels_flashinfer.SYSTEM_LIBRARIES):
+        raise UsageError(f"The CUDA toolkit does not suffice: {problem}.")
+    with _claimed(need), kernels_flashinfer.locked(rules):
+        result = kernels_ninja.build(
+            rules.folder,
+            rules.ninja,
+            ninja=str(tools["ninja"].path),
+            env={**server_env, **{k: env[k] for k in (kernels_jobs.MAX_JOBS,) if k in env}},
+            gate=gate,
+            progress=progress,
+        )
+    proof = kernels_flashinfer.prove(rules, lane.server_python, server_env, gpu=bool(look().all))
+    return Report(rules, result, proof)
 
 
 def _missing(name: str, tool: toolpath.Tool) -> str:

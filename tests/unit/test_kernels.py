@@ -253,6 +253,46 @@ def test_it_builds_with_nothing_loaded_and_the_server_has_nothing_left_to_do(
 
 
 @needs_tools
+def test_without_the_generator_a_short_lived_server_writes_the_rules(
+    spark: lanes.Lane, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is a stand-in that writes the file as SGLang's would, and then would build."""
+    from sparkling import server
+
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    rules = kernels_flashinfer.rules(spark.server_python, env)
+    text = rules.ninja.read_text()
+    rules.ninja.unlink()
+    (tmp_path / "site" / "flashinfer" / "jit" / "fused_moe.py").write_text("gen_other = 1\n")
+    started = []
+
+    def start(launch: object, **settings: object) -> object:
+        started.append((launch, settings))
+        threading.Timer(0.3, rules.ninja.write_text, [text]).start()
+
+        class Running:
+            alive = staticmethod(lambda: True)
+            __enter__ = lambda self: self  # noqa: E731
+            __exit__ = lambda self, *_: started.append("stopped")  # noqa: E731
+
+        return Running()
+
+    monkeypatch.setattr(server, "start", start)
+    lane = dataclasses.replace(spark, root=tmp_path, model=tmp_path / "none")
+    monkeypatch.setattr(kernels, "stage_launch", lambda *_: kernels_launch(spark))
+    report = build(lane)
+    assert report.proof.ok and report.result.complete and started[-1] == "stopped"
+    launch, settings = started[0]
+    assert launch.value("load-format") == "dummy" and settings["extra_env"]["MAX_JOBS"] == "1"
+
+
+def kernels_launch(lane: lanes.Lane) -> object:
+    from sparkling import recipe
+
+    return recipe.load("ling-3.0-flash").render("baseline", model=lane.model)
+
+
+@needs_tools
 def test_a_library_for_another_gpu_is_no_proof(spark: lanes.Lane, tmp_path: Path) -> None:
     link = tmp_path / "link.py"
     link.write_text(FATBIN.replace("int(sys.argv[2])", "120"))
@@ -549,6 +589,8 @@ def test_the_command_on_a_machine_without_a_gpu(capsys: pytest.CaptureFixture) -
     for what in ("build", "check"):
         code, out, err = run(capsys, "kernels", what, "--lane", "cpu")
         assert (code, out) == (2, "") and err.startswith("error: The cpu lane compiles no kernels")
+    code, out, err = run(capsys, "kernels", "warm", "humming", "--lane", "cpu")
+    assert (code, out) == (2, "") and "Stage 'humming' cannot run on the cpu lane" in err
 
 
 @needs_tools
