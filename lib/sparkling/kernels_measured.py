@@ -36,6 +36,7 @@ class Family:
     least_s: float | None
     most_s: float | None
     peak: int | None
+    mean_peak: float | None = None
 
 
 @cache
@@ -58,6 +59,7 @@ def families(data: Mapping[str, Any] | None = None) -> list[Family]:
         mine = [name for name in data["targets"] if family(name) == label]
         rows = [row for row in data["rows"] if family(row["target"]) == label]
         seconds = [row["cpu_s"] for row in rows]
+        peaks = [row["peak_tree_bytes"] for row in rows]
         found.append(
             Family(
                 label,
@@ -66,7 +68,8 @@ def families(data: Mapping[str, Any] | None = None) -> list[Family]:
                 sum(seconds) / len(seconds) if seconds else None,
                 min(seconds, default=None),
                 max(seconds, default=None),
-                max((row["peak_tree_bytes"] for row in rows), default=None),
+                max(peaks, default=None),
+                sum(peaks) / len(peaks) if peaks else None,
             )
         )
     return found
@@ -79,6 +82,13 @@ def total_s(found: Sequence[Family] | None = None) -> float | None:
     if any(one.mean_s is None for one in found if one.targets):
         return None
     return sum(one.targets * (one.mean_s or 0.0) for one in found)
+
+
+def at_once(jobs: int, found: Sequence[Family] | None = None) -> float:
+    """Bytes that the `jobs` largest targets would take together, each at its family's mean."""
+    found = families() if found is None else found
+    each = [one.mean_peak or 0.0 for one in found for _ in range(one.targets)]
+    return sum(sorted(each, reverse=True)[:jobs])
 
 
 def rows(found: Iterable[Family] | None = None) -> list[dict[str, Any]]:

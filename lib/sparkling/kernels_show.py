@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 GIB, MIB = 2**30, 2**20
 
 FILES = 4
+SPARK_JOBS = 12  # what the rule gives for 115 GiB and 20 cores
 _SOURCE = """
 #include <algorithm>
 #include <map>
@@ -89,6 +90,8 @@ def measured() -> show.View:
     facts = kernels_measured.facts()
     total = kernels_measured.total_s()
     whole = "" if total is None else f" All of them: about {total / 60:.0f} CPU minutes."
+    together = kernels_measured.at_once(SPARK_JOBS) / GIB
+    whole += f" The {SPARK_JOBS} largest at once: about {together:.0f} GiB."
     return show.table(
         kernels_measured.rows(),
         caption=f"{facts['measured']} of {facts['of']} targets, in a random order, one at a time; "

@@ -571,6 +571,11 @@ def test_the_measured_targets_are_those_of_the_generator_and_honest_about_their_
     for one in found:
         if one.measured:
             assert one.least_s <= one.mean_s <= one.most_s
+    two = [
+        dataclasses.replace(f, targets=n, mean_peak=p)
+        for f, n, p in zip(found, (2, 9), (5, 3), strict=False)
+    ]
+    assert [measured.at_once(jobs, two) for jobs in (1, 2, 4, 99)] == [5, 10, 16, 37]
     assert measured.total_s([dataclasses.replace(found[0], mean_s=None)]) is None
     assert measured.total_s([dataclasses.replace(found[0], targets=3, mean_s=2.0)]) == 6.0
 
