@@ -54,6 +54,7 @@ class Hub:
 
     files: dict[str, bytes]
     branch: str = "main"
+    repo: str = REPO
     trouble: dict[str, Trouble] = field(default_factory=dict)
     hashes: bool = True  # whether the listing tells checksums
     sizes: bool = True  # whether the listing tells sizes
@@ -200,13 +201,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def huggingface(self, path: str, query: dict[str, str]) -> None:
         hub, rest = self.hub, path.removeprefix("/api/models/")
-        if not rest.startswith(REPO):
+        if not rest.startswith(hub.repo):
             self.json({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
             return
         if hub.listing_status != 200:
             self.json({"error": "no"}, hub.listing_status)
             return
-        kind, _, revision = rest.removeprefix(REPO).strip("/").partition("/")
+        kind, _, revision = rest.removeprefix(hub.repo).strip("/").partition("/")
         files = hub.tree(revision or None)
         if files is None:
             self.json({"error": "Invalid rev id"}, 404, X_Error_Code="RevisionNotFound")
@@ -217,7 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if "blobs" not in query:
             entries = [{"rfilename": e["rfilename"]} for e in entries]
-        self.json({"id": REPO, "modelId": REPO, "sha": commit_of(files), "siblings": entries})
+        self.json(
+            {"id": hub.repo, "modelId": hub.repo, "sha": commit_of(files), "siblings": entries}
+        )
         if hub.on_listing:
             hub.on_listing()
 
@@ -260,7 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
     # -- ModelScope --------------------------------------------------------------------------
 
     def modelscope(self, path: str, query: dict[str, str]) -> None:
-        hub, prefix = self.hub, f"/api/v1/models/{REPO}"
+        hub = self.hub
+        prefix = f"/api/v1/models/{hub.repo}"
         if not path.startswith(prefix):
             self.json({"Code": 10010205001, "Message": "not found", "Success": False}, 404)
         elif path == f"{prefix}/revisions":
