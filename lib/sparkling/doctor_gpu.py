@@ -143,7 +143,12 @@ def humming(scene: Scene) -> Finding:
         return Finding(id, title, "humming-kernels is not there", needed, FAIL, why, remedy)
     version, speed = f"humming-kernels {told['version']}", told.get("bandwidth")
     if told.get("error"):
-        remedy = "install humming-kernels 0.1.11 or newer, which knows a GB10"
+        lacks = "NotSupported" in told["error"] or "Not Supported" in told["error"]
+        remedy = (
+            "install humming-kernels 0.1.11 or newer, which knows a GB10"
+            if lacks
+            else "look at the driver (`nvidia-smi`): NVML does not answer"
+        )
         return Finding(id, title, f"{version}: {told['error']}", needed, FAIL, why, remedy)
     right = speed == BANDWIDTH if scene.spark else bool(speed and speed > 0)
     found = f"{speed:g} GB/s by {version}"

@@ -236,6 +236,11 @@ def test_readings_that_are_missing_are_said_to_be(spark):
             FAIL,
             "0.1.9: NVMLE",
         ),
+        (
+            {"version": "0.1.12", "error": "NVMLError_Uninitialized: Uninitialized"},
+            FAIL,
+            "0.1.12: NV",
+        ),
         ((1, "PackageNotFoundError"), FAIL, "humming-kernels is not there"),
         ((0, ""), FAIL, "humming-kernels is not there"),
         ("python did not answer within 60 s", WARN, "did not answer"),
