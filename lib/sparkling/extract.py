@@ -16,8 +16,8 @@ unclosed one is an answer. Values are exact (`numbers`), so 18, 18.0 and $18.00 
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -38,8 +38,19 @@ _LEAD = re.compile(
 _HEADING = re.compile(r"\s*[0-9]{1,2}[.)]\s+\S")  # "#### 2. Second step"
 _BOX = re.compile(r"\\f?box(?:ed)?\s*(?=\{)|\\boxed\s+(?=[-+$.0-9])")
 _PHRASE = re.compile(
-    r"\banswers?\b[^.!?\n:=]{0,60}?(?:\s(?:is|are|was|equals?|would\s+be|will\s+be|becomes)\b|\s*[:=])"
-    r"(?!\s+not\b)",
+    r"\banswers?\b[^.!?\n:=]{0,60}?(?:\s(?:is|are|was|equals?|would\s+be|will\s+be|becomes)\b|\s*[:=→⇒])"
+    r"(?!\s+not\b)"
+    r"|^[ \t#*_>]*(?:(?:the|my)\s+)?(?:final\s+)?answer[ \t#*_]*\r?$"  # a line of its own
+    r"|<answer>",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OPENING = re.compile(r"(?:[\s*:$(\[]|\\[(\[$])*")  # not the backslash of a \frac
+_DETACHED = re.compile(r"^([\s$(]*[-+])\s+(?=[$0-9.])")  # "- 18" where nothing stands before it
+# Between the numbers of one sum; and what ends a sum: a clause, a remark in brackets.
+_OPERATOR = re.compile(r"(?<![A-Za-z])[-+*/:÷(](?![A-Za-z])|\b(?:x|times|plus|minus|of)\b")
+_BREAK = re.compile(
+    r"[,;]|(?<!\s):\s|(?:^|[^-+*/x=:÷(\s])\s+\(|[.!?]\s"
+    r"|\b(?:because|since|as|so|where|when|if|from|given|which|that|or|and|but|with)\b",
     re.IGNORECASE,
 )
 _END = re.compile(r"[.!?](?=\s|$)|\n")
@@ -116,13 +127,13 @@ def _after_hashes(text: str) -> numbers.Number | None:
         box = _BOX.search(line)
         if box is not None and not line[: box.start()].strip(" $*"):
             line = line[box.end() :]
-        line = numbers.plain(line)
+        line = _DETACHED.sub(r"\1", numbers.plain(line))
         if _HEADING.match(line):
             continue
         found = numbers.find(line)
         lead = _LEAD.match(line)
         if found and lead is not None and line[lead.end() : found[0].start].strip(" $(+") == "":
-            return found[0]
+            return _result(line, found)
     return None
 
 
@@ -164,7 +175,7 @@ def _in_boxes(boxes: list[str], notes: list[str]) -> numbers.Number | None:
         if not content.strip():
             notes.append("empty box")
             continue
-        found = _first(numbers.plain(content))
+        found = _first(_DETACHED.sub(r"\1", numbers.plain(content)))
         if found is not None:
             return found
         notes.append("box without a number")
@@ -173,7 +184,8 @@ def _in_boxes(boxes: list[str], notes: list[str]) -> numbers.Number | None:
 
 def _after_phrase(text: str) -> numbers.Number | None:
     for match in reversed(list(_PHRASE.finditer(text))):
-        rest = text[match.end() : match.end() + NEAR].lstrip(" \t\n*:$\\([")
+        rest = text[match.end() : match.end() + NEAR]
+        rest = rest[_OPENING.match(rest).end() :]
         found = _first(numbers.plain(_sentence(rest)))
         if found is not None:
             return found
@@ -186,19 +198,26 @@ def _sentence(text: str) -> str:
 
 
 def _first(text: str) -> numbers.Number | None:
-    """The first number, but the one after the last "=" where there is one: units may hold figures
-    (m^2), and a sum's result stands behind it."""
-    return next(
-        (found[0] for part in _parts(text) if (found := numbers.find(part))),
-        None,
-    )
+    found = numbers.find(text)
+    return _result(text, found) if found else None
 
 
-def _parts(text: str) -> Iterator[str]:
-    head, equals, tail = text.rpartition("=")
-    if equals:
-        yield tail
-    yield head or tail
+def _result(text: str, found: list[numbers.Number]) -> numbers.Number:
+    """The first number, or what the sum comes to that begins with it: 18 in `9 x 2 = 18`, in
+    `18 = 9 x 2`, in `18 m^2` and in `18, as x = 3`."""
+    sides = [[found[0]]]
+    for before, after in itertools.pairwise(found):
+        gap = text[before.end : after.start]
+        if _BREAK.search(gap):
+            break
+        if "=" in gap:
+            sides.append([after])
+        elif _OPERATOR.search(gap):
+            sides[-1].append(after)
+        else:
+            break
+    alone = [side[0] for side in sides if len(side) == 1]
+    return alone[-1] if alone else found[0]
 
 
 def _last(text: str) -> numbers.Number | None:

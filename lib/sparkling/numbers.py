@@ -35,6 +35,10 @@ _SAME = {
     **{chr(0xFF10 + i): str(i) for i in range(10)},
 }
 _SAME_TABLE = str.maketrans(_SAME)
+_RAISED = re.compile("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_RAISED_TABLE = str.maketrans(
+    "\u207a\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "+-0123456789"
+)
 _VULGAR = re.compile(r"(?<=[0-9])?[¼-¾⅐-⅞]")
 
 _WRAPPERS = r"text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|emph|underline"
@@ -42,6 +46,7 @@ _WRAPPED = re.compile(rf"\\(?:{_WRAPPERS}|operatorname)\s*\{{([^{{}}]*)\}}")
 _FRACTION = re.compile(
     r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}\s*\{\s*([^{}]*?)\s*\}|([0-9])\s*([0-9]))"
 )
+_LATEX_GROUP = re.compile(r"(?<=[0-9])(?:\\[ ;:]|~)(?=[0-9]{3}(?![0-9]))")
 _POWER = re.compile(r"\^\s*\{\s*([+-]?[0-9]+)\s*\}")
 
 _CURRENCY = r"(?:(?:US|A|C|NZ|HK|S)?\$|[€£¥₹₽₩฿₫₱]|(?:USD|EUR|GBP|INR|RMB|CNY|Rs\.?))"
@@ -61,13 +66,16 @@ _TOKEN = re.compile(
       | (?<!/)(?P<top>{_DECIMAL})\s?/\s?(?=[0-9.,]*[1-9])(?P<bottom>{_DECIMAL})(?!\.?[0-9]|\s?/\s?[0-9])
       | (?P<number>{_DECIMAL})
         (?:(?P<e>[eE][+-]?[0-9]{{1,3}}(?![0-9A-Za-z]))
-          |\s*(?:x|\*)\s*10\s?\^\s?(?P<power>[+-]?[0-9]{{1,3}})(?![0-9]))?
+          |\s*(?:x|\*)\s*10\s?\^\s?(?P<power>[+-]?[0-9]{{1,3}})(?![0-9])
+          |\^(?P<exponent>[+-]?[0-9]{{1,3}})(?![0-9]|\.[0-9]))?
     )
     (?!(?:st|nd|rd|th)\b)
     """,
     re.VERBOSE,
 )
-_LETTER_BEFORE = re.compile(r"[A-Za-z_]$")
+# Not "$", which also stands before a last line break: the 18 of "eggs\n18" is a number.
+_LETTER_BEFORE = re.compile(r"[A-Za-z_]\Z")
+_POWER_OF_LETTERS = re.compile(r"[A-Za-z_)\]\s]\^\s?\Z")  # the 2 of m^2; of 10^2 see `_TOKEN`
 _OPERAND_BEFORE = re.compile(r"[0-9)\]}%]\s*$")
 
 
@@ -107,8 +115,10 @@ def shown(value: Fraction, *, fraction: bool = False) -> str:
 def plain(text: str) -> str:
     """`text` without LaTeX, Markdown emphasis and typographic characters around its numbers."""
     text = _VULGAR.sub(_spelled, text)
+    text = _RAISED.sub(lambda m: "^" + m[0].translate(_RAISED_TABLE), text)
     text = text.translate(_SAME_TABLE)
     text = text.replace("{,}", ",").replace("**", "").replace("__", "").replace("`", "")
+    text = _POWER.sub(r"^\1", text)
     if "\\" in text:
         text = _latex(text)
     return text.replace("{", " ").replace("}", " ")
@@ -121,6 +131,7 @@ def _spelled(match: re.Match[str]) -> str:
 
 def _latex(text: str) -> str:
     text = text.replace("\\!", "").replace("\\,", "\u2009")
+    text = _LATEX_GROUP.sub("\u2009", text)
     text = re.sub(r"\\[$%#&_]", lambda m: m[0][1], text)
     text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\(?:times|cdot)(?![A-Za-z])", " x ", text)
@@ -129,7 +140,6 @@ def _latex(text: str) -> str:
     for _ in range(8):  # what is nested deeper is no answer
         before = text
         text = _WRAPPED.sub(r" \1 ", text)
-        text = _POWER.sub(r"^\1", text)
         text = _FRACTION.sub(_quotient, text)
         if text == before:
             break
@@ -175,6 +185,8 @@ def _number(text: str, match: re.Match[str]) -> Number | None:
     near = text[max(0, edge - 40) : edge]
     if _LETTER_BEFORE.search(near) and not match["money"] and not match["sign"]:
         return None  # x2, H2O
+    if _POWER_OF_LETTERS.search(near):
+        return None
     value = _value(match)
     if value is None:
         return None
@@ -201,8 +213,18 @@ def _value(match: re.Match[str]) -> Fraction | None:
     value = _exact(match["number"])
     if value is None:
         return None
+    if match["exponent"] is not None:
+        return _raised(value, int(match["exponent"]))
     power = int((match["e"] or "e0")[1:]) + int(match["power"] or 0)
     return None if abs(power) > MOST_POWER else value * Fraction(10) ** power
+
+
+def _raised(value: Fraction, exponent: int) -> Fraction | None:
+    """`value` to a whole power; None where that has too many digits, or is a division by zero."""
+    size = max(len(str(value.numerator)), len(str(value.denominator)))
+    if size * abs(exponent) > MOST_DIGITS or (not value and exponent < 0):
+        return None
+    return value**exponent
 
 
 def _exact(figures: str) -> Fraction | None:
