@@ -102,9 +102,7 @@ class Tally:
         rate, length = self.decode_rate, self.accept_length
         row["tokens"] = f"{self.tokens:,}"
         row["decode rate"] = f"{rate:.1f} tokens/s" if rate else "n/a"
-        row["accept length"] = (
-            f"{length:.2f} ({self.spec_rounds:,} rounds)" if length else "no rounds"
-        )
+        row["accept length"] = f"{length:.2f} ({self.spec_rounds:,} rounds)" if length else "n/a"
         return row
 
     def line(self) -> str:
