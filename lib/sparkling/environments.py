@@ -287,7 +287,8 @@ def _make(steps: _run.Steps, folder: Path, tool: _run.Installer, python: str) ->
 def _install(
     steps: _run.Steps, edition: Edition, file: Path, server: Path, tool: _run.Installer
 ) -> None:
-    wanted = sum("==" in line for line in file.read_text("utf-8").splitlines())
+    lines = file.read_text("utf-8").splitlines()
+    wanted = sum("==" in line for line in lines if not line.startswith("#"))
     what = f"installing {wanted} pinned packages" if edition.build is None else "building the fork"
     why = f"what {edition.requirements} pins could not be installed"
     steps.run(what, tool.install(server, ("-r", str(file))), why)
@@ -299,9 +300,11 @@ def _install(
 def _verify(steps: _run.Steps, server: Path, imports: tuple[str, ...]) -> tuple[str, ...]:
     """Import everything; return what could not be judged for want of a driver."""
     unjudged = []
+    whole = (str(server), "-c", f"import {', '.join(imports)}")
+    if steps.attempt("importing what the server imports", whole) is None:
+        return ()
     for module in imports:
-        steps.progress(f"importing {module}")
-        said = steps.attempt((str(server), "-c", f"import {module}"))
+        said = steps.attempt(f"importing {module}", (str(server), "-c", f"import {module}"))
         if said is None:
             continue
         if any(word in said for word in DRIVER):

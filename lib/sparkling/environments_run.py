@@ -130,9 +130,10 @@ class Steps:
                 "again and it goes on from there."
             )
 
-    def attempt(self, command: Sequence[str]) -> str | None:
+    def attempt(self, what: str, command: Sequence[str]) -> str | None:
         """Run a step that may fail; None when it did not, else what it printed."""
-        code, text = self._logged(command)
+        self.progress(what)
+        code, text = self._logged(command, what)
         return None if code == 0 else text
 
     def quiet(self, command: Sequence[str]) -> str | None:
@@ -140,7 +141,7 @@ class Steps:
         answer = commands.ask(command, 30.0, env=self.env)
         return answer[1].strip() if not isinstance(answer, str) and answer[0] == 0 else None
 
-    def _logged(self, command: Sequence[str], what: str = "") -> tuple[int, str]:
+    def _logged(self, command: Sequence[str], what: str) -> tuple[int, str]:
         with self.log.open("ab") as out:
             start = out.tell()
             out.write(f"\n$ {redact.mask_text(' '.join(command))}\n".encode())
@@ -174,8 +175,8 @@ class Steps:
             except subprocess.TimeoutExpired:
                 lines = self._since(start).splitlines()
                 seen = sum(bool(_PACKAGE.match(line)) for line in lines)
-                spent = time.monotonic() - self.began
-                self.progress(f"[{spent:.0f} s] {what}: {seen} steps of packages so far")
+                told = f": {seen} lines about packages so far" if seen else ""
+                self.progress(f"[{time.monotonic() - self.began:.0f} s] {what}{told}")
 
     def _since(self, start: int) -> str:
         with self.log.open("rb") as file:
