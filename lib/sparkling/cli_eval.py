@@ -34,7 +34,7 @@ def _extract(args: argparse.Namespace) -> int:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             bad.append(f"line {number} is not JSON")
             continue
         if not isinstance(row, dict) or "text" not in row:
@@ -86,7 +86,7 @@ def _eval(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     options = {
-        "limit": evaluation.limit_of(book, args.limit),
+        "limit": args.limit,
         "concurrency": args.concurrency,
         "stall_s": args.stall,
         "truncated_limit": args.allow_truncated / 100,
@@ -230,7 +230,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     p.add_argument("--data", metavar="FILE", help="questions of your own (JSONL: question, answer)")
     p.add_argument("--training", metavar="FILE", help="where examples for --data come from")
-    p.add_argument("--limit", type=_positive, metavar="N", help="only the first N questions")
+    p.add_argument("--limit", type=_positive, metavar="N", help="only the first N questions (all)")
     p.add_argument("--mode", choices=("5-shot", "zero-shot"), help="default: 5-shot for GSM8K")
     p.add_argument("--greedy", action="store_true", help="the likeliest token, no sampling")
     p.add_argument("--thinking", choices=("on", "off"), help="default: on")

@@ -84,11 +84,26 @@ def test_extract_prints_answer_and_rule(capsys, tmp_path):
 
 
 def test_extract_names_bad_lines_and_reads_the_good_ones(capsys, tmp_path):
-    path = texts(tmp_path, {"text": "#### 3"}, "{", '["x"]', {"t": "1"}, {"text": 5}, {"text": "4"})
+    path = texts(
+        tmp_path,
+        {"text": "#### 3"},
+        "{",
+        '["x"]',
+        {"t": "1"},
+        {"text": 5},
+        "[" * 99_999,
+        {"text": "4"},
+    )
     code, out, err = run(capsys, "extract", path)
     assert code == 2 and [x.split("\t")[1] for x in out.splitlines()] == ["3", "4"]
     assert err.startswith("error: ") and err.count("\n") == 1
-    for said in ("line 2 is not JSON", "line 3 has no", "line 4 has no `text`", "line 5 has a"):
+    for said in (
+        "line 2 is not JSON",
+        "line 3 has no",
+        "line 4 has no `text`",
+        "line 5 has a",
+        "line 6 is not",
+    ):
         assert said in err
     assert run(capsys, "extract", str(tmp_path / "none"))[2].startswith("error: There is no file")
 
@@ -315,7 +330,7 @@ def test_the_recipe_chooses_the_questions(root, tmp_path, monkeypatch):
     assert evaluation.task_of(where, flash) == ("GSM8K", "test", "train")
     assert evaluation.task_of(where, flash, shots=False) == ("GSM8K", "test", None)
     assert asked == ["test", "train", "test"]
-    assert evaluation.limit_of(practice) == 24 and evaluation.limit_of(flash) is None
+    assert evaluation.limit_of(practice) == 24 and evaluation.limit_of(flash) == 100
     assert evaluation.limit_of(practice, 5) == 5
 
 
