@@ -122,7 +122,7 @@ def retry_errors(out: Path) -> int:
                 for row in bad:
                     kept.append(row)
             good = [r for r in journal.rows if r.get("status") != "error"]
-            write_atomic(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in good))
+            write_atomic(out, "".join(json.dumps(r) + "\n" for r in good))
     return len(bad)
 
 
