@@ -187,15 +187,16 @@ def _once(job: Job, file: HubFile, have: int) -> None:
             return
         if status not in (200, 206):
             raise _said_no(job, file, reply)
+        start, total = _extent(reply)
+        _check_page(job, file, total, reply)
         if reply.headers.get("Content-Encoding", "identity") != "identity":
             raise _Again("the answer came compressed")
-        start, total = _extent(reply)
         etag = _strong(reply.headers.get("ETag"))
         changed = not file.hashed and state is not None and etag != state.etag
         if status == 206 and (start != have or changed):
             _drop(job, file)
             raise _Again("the server went on elsewhere or has other content; starts over")
-        _check_length(job, file, total, reply)
+        _check_length(job, file, total)
         if status == 200 and have:
             job.on_note(f"{file.path} starts over: the server sent all of it, not the rest.")
             have = 0
@@ -263,7 +264,19 @@ def _strong(etag: str | None) -> str | None:
     return etag if etag and etag.startswith('"') else None
 
 
-def _check_length(job: Job, file: HubFile, total: int | None, reply: Any) -> None:
+def _check_page(job: Job, file: HubFile, total: int | None, reply: Any) -> None:
+    """Refuse a web page in place of the file. Such pages often come in chunks or compressed, so
+    that no length gives them away."""
+    page = reply.headers.get("Content-Type", "").lower().startswith("text/html")
+    named = file.path.lower().endswith((".html", ".htm"))
+    if page and not named and (total is None or total != file.size):
+        raise HubRefusal(
+            f"A web page came instead of {file.path} (often a sign-in page, of the hub or of a "
+            "proxy on the way): open the repository's page in a browser, log in, and run again."
+        )
+
+
+def _check_length(job: Job, file: HubFile, total: int | None) -> None:
     if total is None:
         if file.size is None and not file.hashed:
             raise HubError(
@@ -273,12 +286,6 @@ def _check_length(job: Job, file: HubFile, total: int | None, reply: Any) -> Non
         return
     if file.size is None or total == file.size:
         return
-    page = reply.headers.get("Content-Type", "").startswith("text/html")
-    if page and not file.path.endswith((".html", ".htm")):
-        raise HubRefusal(
-            f"A web page came instead of {file.path} (often a sign-in page, of the hub or of a "
-            "proxy on the way): open the repository's page in a browser, log in, and run again."
-        )
     raise HubError(
         f"{TITLES[job.hub]} lists {file.path} with {file.size:,} bytes and serves {total:,}; "
         "it is not fetched: try the other hub, or later."

@@ -323,6 +323,16 @@ def test_wrong_lengths_have_their_own_sentence(hub, kind, tmp_path, trouble, say
     assert not (tmp_path / BIG).exists()
 
 
+@pytest.mark.parametrize("path", [BIG, TINY])
+def test_a_sign_in_page_without_a_length_is_named_at_once(hub, kind, tmp_path, path):
+    hub.lengths = False
+    hub.trouble[path] = Trouble("page")
+    with pytest.raises(HubRefusal, match="A web page came instead of"):
+        get(kind, tmp_path)
+    assert unfinished(tmp_path) == []
+    assert hub.trouble[path].times == 10**9 - 1  # asked once
+
+
 def test_more_bytes_than_announced_are_not_kept(hub, tmp_path):
     hub.lengths = False
     hub.trouble[BIG] = Trouble("long", after=10)
