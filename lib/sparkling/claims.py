@@ -59,11 +59,13 @@ def _held(pid: int) -> int:
 
 
 def folder() -> Path:
-    """Where the notes are: this user's own, never shared with another machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if base and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
-        return Path(base) / "sparkling"
-    return Path(f"/tmp/sparkling-{os.getuid()}")
+    """Where the notes are: this user's own, never shared with another machine.
+
+    One place whoever starts the server: XDG_RUNTIME_DIR is there in a login session, not in a
+    service, a container or under sudo, and logind removes it when the user logs out. (SPARKLING_CLAIMS
+    names another place, for tests.)
+    """
+    return Path(os.environ.get("SPARKLING_CLAIMS") or f"/tmp/sparkling-{os.getuid()}")
 
 
 class Table:

@@ -21,7 +21,7 @@ FAKE = Path(__file__).resolve().parent / "fakes" / "fake_server.py"
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("SPARKLING_CLAIMS", str(tmp_path / "sparkling"))
     return tmp_path / "sparkling"
 
 
@@ -92,6 +92,14 @@ def test_notes_of_the_dead_the_reused_and_the_rebooted_are_removed(
         held.require("z", GIB, device=True, available=GIB)
         assert held.living() == []
     assert not place.exists()  # an empty folder is not left behind
+
+
+def test_a_login_session_and_a_service_see_the_same_notes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("SPARKLING_CLAIMS")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    in_a_session = claims.folder()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert claims.folder() == in_a_session
 
 
 def test_a_folder_of_somebody_else_is_not_used(place: Path, monkeypatch) -> None:

@@ -115,7 +115,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "HOME": str(tmp_path / "home"),
         "CUDA_HOME": str(cuda),
         "FAKE_LINK": str(tmp_path / "link.py"),
-        "XDG_RUNTIME_DIR": str(tmp_path),
+        "SPARKLING_CLAIMS": str(tmp_path / "claims"),
     }.items():
         monkeypatch.setenv(name, value)
     for name in ("FLASHINFER_WORKSPACE_BASE", "SGLANG_CACHE_DIR", "MAX_JOBS", "HUMMING_CACHE_DIR"):
