@@ -10,7 +10,8 @@ approximation, the interval is Wald's for paired proportions, d ± z · sqrt(b +
 published counts (1264, 14, 13, 28) that is -0.08 ± 0.77 points, hence the known sentence that only
 a loss above about 0.85 points is excluded. With n = 1319 and 25 to 40 discordant pairs expected it
 covers 94.7 to 95.1 % (`coverage`, enumerated in the tests). Below 25 pairs it fails (with none it
-has no width at all), so there the interval is T. Tango's score interval (Statistics in Medicine 17,
+has no width at all), and so it does where fewer than 25 pairs are not discordant in the same
+direction (1,100 of 1,100: no width either), so there the interval is T. Tango's score interval (Statistics in Medicine 17,
 1998, 891-908). Tango's stands beside it always; for the published counts it reaches to 0.90 points,
 and a verdict of non-inferiority needs both.
 """
@@ -99,8 +100,11 @@ def _root(before: Any, low: float, high: float) -> float:
 
 
 def difference(counts: Counts, *, level: float = 0.95) -> Interval:
-    """The interval to state: Wald's from WALD_FROM discordant pairs on, else Tango's."""
-    return (wald if counts.discordant >= WALD_FROM else tango)(counts, level=level)
+    """The interval to state: Wald's where WALD_FROM pairs lie outside the commonest of the three
+    outcomes (first only, second only, neither of these), else Tango's."""
+    b, c = counts.first_only, counts.second_only
+    rare = counts.n - max(b, c, counts.n - b - c)
+    return (wald if rare >= WALD_FROM else tango)(counts, level=level)
 
 
 # -- what n pairs can show -----------------------------------------------------------------------
@@ -190,17 +194,23 @@ class Paired:
         """What a reader may take away, in one sentence."""
         low, high = self.difference.low, self.difference.high
         assert low is not None and high is not None
+        reach = (
+            "no loss is excluded"
+            if self.excluded_loss >= 1
+            else f"only a loss above about {100 * self.excluded_loss:.2f} points is excluded"
+        )
+        if self.p >= 1 - self.difference.level:
+            if low > 0 or high < 0:  # approximate intervals end a little sooner than the exact test
+                return (
+                    f"No difference is shown: the interval does not hold 0, but the exact test has "
+                    f"p = {p_text(self.p)}."
+                )
+            return f"No difference is shown, and that is not equality: {reach}."
         if low > 0:
             return f"The second is better, by at least {100 * low:.2f} points."
         if high < 0:
-            return (
-                f"The second is worse, by at least {-100 * high:.2f} points; only a loss above "
-                f"about {100 * self.excluded_loss:.2f} points is excluded."
-            )
-        return (
-            "No difference is shown, and that is not equality: only a loss above about "
-            f"{100 * self.excluded_loss:.2f} points is excluded."
-        )
+            return f"The second is worse, by at least {-100 * high:.2f} points; {reach}."
+        return f"The exact test has p = {p_text(self.p)}, but the interval holds 0: {reach}."
 
     def text(self, first: str = "first", second: str = "second") -> str:
         """The table, the test, the interval and what n could have shown, for a terminal."""
@@ -238,6 +248,8 @@ class Paired:
         out.append(
             f"Were both arms equal, {100 * POWER:.0f} % of such runs would exclude a loss above "
             f"{100 * self.excludable:.2f} points."
+            if self.excludable < 1
+            else f"So few pairs exclude no loss in {100 * POWER:.0f} % of all runs, even of equal arms."
         )
         return out
 
@@ -255,7 +267,7 @@ class Paired:
             "excluded_loss_points": 100 * self.excluded_loss,
             "smallest_significant_net": self.smallest_significant,
             "detectable_loss_points": None if self.detectable is None else 100 * self.detectable,
-            "excludable_loss_points": 100 * self.excludable,
+            "excludable_loss_points": 100 * self.excludable if self.excludable < 1 else None,
             "power": POWER,
             "sentence": self.sentence(),
             "non_inferiority": self.verdict.to_json() if self.verdict else None,

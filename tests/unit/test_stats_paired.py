@@ -93,6 +93,37 @@ def test_corners_have_an_interval_that_means_something():
             Counts(*bad)
 
 
+@pytest.mark.parametrize("rest", [0, 3, 24])
+def test_nearly_all_on_one_side_is_no_certainty(rest):
+    """Wald's interval has no width where all pairs are discordant one way."""
+    found = sp.paired(Counts(rest, 0, 1100, 0))
+    assert found.difference.method == sp.TANGO
+    assert found.difference.low == found.score.low < 0.9931
+    assert "at least 100.00" not in found.sentence()
+    worse = sp.paired(Counts(rest, 1100, 0, 0))
+    assert worse.difference.high == pytest.approx(-found.difference.low)
+    if not rest:
+        assert worse.sentence().endswith("points; no loss is excluded.")
+    assert sp.difference(Counts(25, 0, 1100, 0)).method == sp.WALD
+
+
+def test_the_sentence_claims_nothing_that_the_exact_test_does_not():
+    """The approximate intervals leave 0 a little sooner than exact McNemar."""
+    for b in range(30):
+        for c in range(30):
+            found = sp.paired(Counts(1319 - b - c, b, c, 0))
+            claims = found.sentence().startswith("The second is")
+            assert claims == (found.p < 0.05), (b, c)
+    found = sp.paired(Counts(15, 0, 4, 1))
+    assert found.difference.low > 0 and "the exact test has p = 0.1250" in found.sentence()
+
+
+def test_a_loss_of_more_than_everything_is_not_spoken_of():
+    found = sp.paired(Counts(0, 1, 0, 0))
+    assert found.excludable > 1 and found.to_json()["excludable_loss_points"] is None
+    assert "280" not in found.text() and "So few pairs exclude no loss" in found.text()
+
+
 def test_swapping_the_arms_mirrors_everything():
     there, back = sp.paired(PUBLISHED), sp.paired(Counts(1264, 13, 14, 28))
     for a, b in ((there.difference, back.difference), (there.score, back.score)):
