@@ -253,7 +253,7 @@ def _session(args: argparse.Namespace, name: str, stages: Sequence[str]) -> Any:
         book.render(stage, model=where.model, variant=args.variant)
     if not where.server_python.exists():
         raise UsageError(
-            f"There is no server environment at {where.server_python}; run ./scripts/setup.sh."
+            f"There is no server environment at {where.server_python}; run {where.set_up}."
         )
     from sparkling import notebook
 

@@ -166,7 +166,7 @@ def rules(
     except OSError as error:
         raise UsageError(
             f"The server environment's Python {python} cannot be run ({error.strerror}); run "
-            "scripts/setup.sh, or set SPARKLING_SERVER_PYTHON."
+            "`sparkling setup`, or set SPARKLING_SERVER_PYTHON."
         ) from error
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:

@@ -74,6 +74,15 @@ class Lane:
         """Where checkpoints, compiled kernels and other re-creatable things live."""
         return self.root / ".cache"
 
+    @property
+    def set_up(self) -> str:
+        """What makes this lane's server environment, as a command."""
+        folder = self.server_python.parent.parent
+        if self.kind == "cpu" or folder == self.root / ".venv-server":
+            return "./scripts/setup.sh"
+        chosen = "" if self.edition == "stock" else f" --edition {self.edition}"
+        return f"`sparkling setup --lane {self.kind}{chosen}`"
+
 
 # -- the repository ------------------------------------------------------------------------------
 

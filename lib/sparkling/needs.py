@@ -6,11 +6,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkling import _toml, machine
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane, tiny_model
+
+if TYPE_CHECKING:
+    from sparkling.recipe import Edition
 
 MEMORY_GIB = {"cpu": 4.0, "gpu": 85.0, "spark": 85.0}
 """Free memory that a server needs. cpu: what the tiny Ling was measured to take at most. spark:
@@ -94,15 +97,34 @@ def _version_in(lane: Lane, package: str) -> str | None:
 
 
 def _server(lane: Lane) -> Check:
-    need = "a server environment with SGLang and the Sparkling plugin"
+    built = _edition(lane)
+    # A build of its own has built in what the plugin does elsewhere.
+    plain = built is None or built.build is None
+    need = (
+        f"a server environment with {'SGLang and the Sparkling plugin' if plain else built.title}"
+    )
+    remedy = f"run {lane.set_up}"
     if not lane.server_python.is_file():
-        return Check(need, False, f"no {lane.server_python}", "run ./scripts/setup.sh")
-    sglang, plugin = _version_in(lane, "sglang"), _version_in(lane, "sparkling-sglang")
+        return Check(need, False, f"no {lane.server_python}", remedy)
+    sglang = _version_in(lane, "sglang")
     if sglang is None:
-        return Check(need, False, "SGLang is not installed in it", "run ./scripts/setup.sh")
+        return Check(need, False, "SGLang is not installed in it", remedy)
+    if not plain:
+        return Check(need, True, f"SGLang {sglang}")
+    plugin = _version_in(lane, "sparkling-sglang")
     if plugin is None:
-        return Check(need, False, f"SGLang {sglang}, but no plugin", "run ./scripts/setup.sh")
+        return Check(need, False, f"SGLang {sglang}, but no plugin", remedy)
     return Check(need, True, f"SGLang {sglang}, plugin {plugin}")
+
+
+def _edition(lane: Lane) -> Edition | None:
+    """The build of SGLang that this lane uses; None where its recipe cannot be read."""
+    from sparkling import recipe
+
+    try:
+        return recipe.load(lane.recipe_path, root=lane.root).with_edition(lane.edition).built
+    except SparklingError:
+        return None
 
 
 def _checkpoint(lane: Lane) -> Check:

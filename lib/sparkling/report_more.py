@@ -118,6 +118,10 @@ def redo(run: Run, timings: Mapping[str, Any]) -> View:
         dirty = "   # and changes that were not committed" if git.get("dirty") else ""
         lines.append(f"git checkout {git['commit']}{dirty}")
     lines.append("./scripts/setup.sh")
+    if manifest.get("lane") not in (None, "cpu"):
+        built = (manifest.get("recipe") or {}).get("edition")
+        edition = f" --edition {shlex.quote(str(built))}" if built else ""
+        lines.append(f".venv/bin/sparkling setup{lane}{recipe}{edition}")
     books = manifest.get("notebooks") or {}
     params: dict[str, Any] = dict(manifest.get("params") or {})
     for entry in books.values():

@@ -202,8 +202,8 @@ def start(
     python, log = Path(python), Path(log).absolute()
     if not os.access(python, os.X_OK):
         raise UsageError(
-            f"The server environment's Python {python} is missing; run scripts/setup.sh, or set "
-            "SPARKLING_SERVER_PYTHON."
+            f"The server environment's Python {python} is missing; run scripts/setup.sh (on a GPU: "
+            "`sparkling setup`), or set SPARKLING_SERVER_PYTHON."
         )
     if api_key is not None and "--config" in launch.argv:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -201,6 +202,22 @@ def test_a_missing_server_environment_names_the_script(lane):
     (check,) = needs.check(["server"], lane)  # this environment has no SGLang
     assert check.ok is False
     assert "SGLang is not installed" in check.found
+
+
+def test_the_fork_needs_no_plugin(lane, root, monkeypatch):
+    recipe = root / "env" / "recipes" / "ling-3.0-flash.toml"
+    versions = {"sglang": "0.5.15", "sparkling-sglang": None}
+    monkeypatch.setattr(needs, "_version_in", lambda lane, package: versions[package])
+    spark = dataclasses.replace(lane, kind="spark", root=root, recipe_path=recipe)
+    (check,) = needs.check(["server"], spark)  # stock cannot do without it
+    assert check.ok is False
+    assert check.remedy == "run `sparkling setup --lane spark`"
+    (check,) = needs.check(["server"], dataclasses.replace(spark, edition="fork"))
+    assert check.ok
+    assert check.found == "SGLang 0.5.15"
+    gone = dataclasses.replace(spark, edition="fork", server_python=root / "none" / "python")
+    (check,) = needs.check(["server"], gone)
+    assert check.remedy == "run `sparkling setup --lane spark --edition fork`"
 
 
 def test_memory_and_disk_follow_the_lane(lane, monkeypatch):

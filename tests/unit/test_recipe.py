@@ -508,3 +508,10 @@ def test_sparklet_on_a_gpu_has_the_whole_ladder(root):
     launch = book.render("nextn", model="m")
     assert launch.value("moe-runner-backend") == "humming" and launch.words("device") is None
     assert all(launch.switches.values())
+
+
+def test_every_recipe_for_a_gpu_has_an_environment_with_cuda(root):
+    for name in ("sparklet-gpu", "ling-3.0-flash"):
+        for edition in recipe.load(name, root=root).editions.values():
+            assert edition.environment.startswith(".venv-server-spark"), name
+            assert edition.requirements is not None, name
