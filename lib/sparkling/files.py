@@ -112,7 +112,7 @@ def read_json(path: Path) -> Any:
         raise
     except OSError as error:
         raise os_error(error, "reading", path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SparklingError(
             f"{path} is not JSON ({error}); move it away and run again."
         ) from error
@@ -142,7 +142,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

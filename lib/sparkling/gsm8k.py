@@ -173,7 +173,7 @@ def read(path: Path, *, sha256: str | None = None) -> tuple[tuple[Question, ...]
 def _question(name: str, line: bytes, where: str) -> Question:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{where}: is not JSON.") from None
     text = row.get("question") if isinstance(row, dict) else None
     solution = row.get("answer") if isinstance(row, dict) else None
@@ -190,8 +190,9 @@ def _gold(solution: str) -> Fraction | None:
     if "####" in solution:
         found = extract.extract(solution)
         return found.value if found.rule == extract.HASHES else None
+    solution = numbers.plain(solution).strip()
     alone = numbers.find(solution)
-    if len(alone) == 1 and (alone[0].start, alone[0].end) == (0, len(solution.strip())):
+    if len(alone) == 1 and (alone[0].start, alone[0].end) == (0, len(solution)):
         return alone[0].value
     return None
 

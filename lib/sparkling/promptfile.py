@@ -66,7 +66,7 @@ def _prompt(line: bytes, number: int) -> Prompt | str:
     """The prompt, or what is wrong with the line."""
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"is not JSON ({error})"
     if not isinstance(data, dict):
         return "is not a JSON object"

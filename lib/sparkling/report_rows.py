@@ -61,7 +61,7 @@ def _first_is(path: Path, kind: str) -> bool:
     """Whether the first row is of a kind; a long file of samples is not read for that."""
     with path.open("rb") as file:
         line = file.readline()
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         return isinstance(row, dict) and kind_of(row) == kind
     return False

@@ -55,6 +55,8 @@ def test_a_file_is_read(toy):
         (18, 18),
         ("-0.5", Fraction(-1, 2)),
         ("3/4", Fraction(3, 4)),
+        (" \u22125 ", -5),
+        (r"\frac{3}{4}", Fraction(3, 4)),
     ],
 )
 def test_a_solution_may_be_the_number_alone(tmp_path, answer, gold):

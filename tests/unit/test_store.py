@@ -52,7 +52,7 @@ def test_any_cut_of_the_last_line_is_repaired(tmp_path):
 
 def test_damage_in_the_middle_costs_that_line_only(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"n": 1}\n\0\0\0\0\n{"n"\n[1]\n\n{"n": 2}\n')
+    path.write_bytes(b'{"n": 1}\n\0\0\0\0\n{"n"\n[1]\n\n' + b"[" * 99_999 + b'\n{"n": 2}\n')
     assert [r["n"] for r in read_rows(path)] == [1, 2]
 
 
