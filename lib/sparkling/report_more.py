@@ -13,6 +13,7 @@ from sparkling import (
 )
 from sparkling import (
     acceptance,
+    break_even,
     concurrency,
     interleave,
     memwatch,
@@ -59,7 +60,7 @@ def users(m: Measured) -> View | None:
             continue
         plan = read_json(folder / "order.json")
         named = [a for a in plan.get("arms", arms) if a in arms]
-        pays = concurrency.pays(rows, named[0], named[1]) if len(named) == 2 else None
+        pays = break_even.pays(rows, named[0], named[1]) if len(named) == 2 else None
         view += show_bench.concurrency(concurrency.levels(rows), pays)
     return view if view.html else None
 
