@@ -185,7 +185,9 @@ def run(scene: Scene, checks: Mapping[str, Check] | None = None) -> Findings:
         try:
             found = check(scene)
             out += [found] if isinstance(found, Finding) else list(found)
-        except (SparklingError, OSError, ValueError) as error:
+        except Exception as error:  # whatever a driver or a program answers
+            known = isinstance(error, (SparklingError, OSError, ValueError))
+            said = str(error) if known else f"{type(error).__name__}: {error}"
             why = "This could not be found out, which stops nobody."
-            out.append(Finding(name, name, str(error).rstrip("."), "", WARN, why))
+            out.append(Finding(name, name, said.rstrip("."), "", WARN, why))
     return out

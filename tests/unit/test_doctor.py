@@ -175,6 +175,10 @@ def test_a_check_that_breaks_stops_nobody(spark):
         yield doctor.ok("a", "A", "1", "1")
         raise ValueError("no number")
 
+    def odd(scene):
+        return json.loads("[]")["version"]
+
+    assert doctor.run(spark, {"z": odd}).of("z").found.startswith("TypeError: ")
     found = doctor.run(spark, {"x": broken, "y": half})
     assert found.ok and [f.verdict for f in found] == [WARN, WARN]
     assert found.of("x").found == "The disk is gone" and "stops nobody" in found.of("x").why
@@ -251,6 +255,13 @@ def test_hummings_bandwidth_probe(spark, probe, verdict, says):
     assert found.verdict == verdict and says in found.found
     if verdict == FAIL:
         assert found.remedy
+
+
+@pytest.mark.parametrize("said", ["3", "[]", "null", "{}", '{"version": "0.1.12"}', "x\n[1]"])
+def test_odd_answers_of_the_servers_python_stop_nobody(spark, said):
+    found = doctor.run(replace(spark, ask=answers((0, said), (0, said), nvcc="?", uv="")))
+    assert found.of("lane").verdict == OK and len(found) > 20
+    assert all(f.remedy for f in found if f.verdict == FAIL)
 
 
 def test_hummings_probe_where_nothing_can_be_asked(spark, tmp_path):
