@@ -19,6 +19,7 @@ Bytes throughout. Nothing here was measured on a Spark by us.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,7 +59,9 @@ RESERVE = {"unified": 8 * GIB, "gpu": 4 * GIB, "cpu": GIB // 2}
 that `0xBakeer/ling3-flash-spark` asks for before a start. gpu: activations and the CUDA context.
 cpu: the notebook."""
 PROCESSES = 3 * GIB
-"""SGLang's own processes on the cpu lane: with a model of megabytes at most 4 GiB went (needs.py)."""
+"""SGLang's own processes on the cpu lane. A ready server with the tiny Ling held 1.29 GiB of its own
+(n=1, anonymous and shared memory of its process tree, x86-64); while it loads it takes more, and
+`needs.py` knows of 4 GiB at most, files mapped included."""
 
 # The watchdog's limit: 5 % of the memory, which is 6 GiB on a Spark. Cache that the kernel would drop
 # is not counted as used, so a machine that works well is never near it.
@@ -84,6 +87,8 @@ class Need:
     """What one launch needs of the memory that its model is loaded into, and what is there.
 
     kv_tokens: what SGLang's own rule will make of the KV cache, None where it cannot be known.
+    least: what must be available for a start; more than the peak where that rule would otherwise
+        leave the KV cache too small for the context.
     loading: the most that is taken while weights are loaded, where that is a matter of its own.
     """
 
@@ -97,6 +102,7 @@ class Need:
     context: int
     fraction: float | None
     kv_tokens: int | None
+    least: int
     loading: Part | None = None
     problems: tuple[str, ...] = ()
     remarks: tuple[str, ...] = field(default=())
@@ -231,6 +237,7 @@ def need_of(
         context=sums.context,
         fraction=sums.fraction,
         kv_tokens=sums.kv_tokens(),
+        least=sums.least(),
         loading=sums.loading(),
         problems=tuple(sums.problems(asked)),
         remarks=tuple(sums.remarks(asked)),
@@ -335,7 +342,13 @@ class _Sums:
         if self.kind != "cpu":
             found.append(Part("graphs", self.graphs, "published for a Spark at batch 1"))
         else:
-            found.append(Part("processes", int(PROCESSES), "SGLang and torch, measured on a CPU"))
+            found.append(
+                Part(
+                    "processes",
+                    int(PROCESSES),
+                    "SGLang and torch: 1.3 GiB once ready, more while loading",
+                )
+            )
         found.append(Part("reserve", int(RESERVE[self.kind]), "everything else"))
         return found
 
@@ -354,22 +367,43 @@ class _Sums:
         why = "weights, three more bytes for each scale (as read in SGLang's code), reserve"
         return Part("while loading", size, why)
 
+    @property
+    def ruled(self) -> bool:
+        """Whether SGLang's rule makes the KV cache, and everything in it is known."""
+        known = self.fraction is not None and bool(self.slots)
+        return known and not self.fixed_tokens and self.kind != "cpu"
+
+    @property
+    def held(self) -> int:
+        """What comes out of the static share before the KV cache."""
+        return self.weights + self.draft + self.states + self.drafted_states
+
     def kv_tokens(self) -> int | None:
         """Tokens of the KV cache that SGLang's rule leads to."""
         if self.fixed_tokens:
             return self.fixed_tokens
-        if self.fraction is None or not self.slots or self.kind == "cpu":
+        if not self.ruled:
             return None
-        rest = self.available * self.fraction - self.weights - self.draft
-        return max(0, int((rest - self.states - self.drafted_states) / self.per_token))
+        return max(0, int((self.available * self.fraction - self.held) / self.per_token))
+
+    def peak(self) -> int:
+        """The most that is taken, serving or loading."""
+        loading = self.loading()
+        total = sum(part.bytes for part in self.parts())
+        return max(total, loading.bytes if loading else 0)
+
+    def least(self) -> int:
+        """What must be available: for the peak, and for a KV cache of the whole context."""
+        if not self.ruled:
+            return self.peak()
+        share = math.ceil((self.held + self.context * self.per_token) / self.fraction)
+        return max(self.peak(), share)
 
     # The verdicts.
 
     def problems(self, consent: bool) -> list[str]:
         found = []
-        loading = self.loading()
-        total = sum(part.bytes for part in self.parts())
-        peak = max(total, loading.bytes if loading else 0)
+        total, peak = sum(part.bytes for part in self.parts()), self.peak()
         if peak > self.available:
             listed = ", ".join(f"{part.name} {_gib(part.bytes)}" for part in self.parts())
             when = " while its weights are loaded" if peak > total else ""
@@ -382,7 +416,7 @@ class _Sums:
             levers = "raise --max-total-tokens"
             if not self.fixed_tokens:
                 # The fraction is taken of what is available at the start, so freeing some helps.
-                levers = "free memory before the start"
+                levers = f"free memory before the start (until {_gib(self.least())} are available)"
                 if self.kind != "unified" or (self.fraction or 0) < SAFE_FRACTION:
                     levers = f"raise --mem-fraction-static, {levers}"
             found.append(
