@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,19 +27,28 @@ class Ratio:
         return {**self.__dict__, "ratio": self.ratio.to_json()}
 
 
+def _known(row: Row, key: str) -> float | None:
+    """A finite number, or None: rows of a file may hold anything."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
 def _decode(row: Row) -> tuple[float, float] | None:
-    if row.get("decode_s"):
-        return row["decode_tokens"], row["decode_s"]
-    rate, tokens = row.get("decode_rate"), row.get("completion_tokens")
+    seconds, made = _known(row, "decode_s"), _known(row, "decode_tokens")
+    if seconds and made is not None:
+        return made, seconds
+    rate, tokens = _known(row, "decode_rate"), _known(row, "completion_tokens")
     return (tokens, tokens / rate) if rate and tokens else None
 
 
 def _one(key: str) -> Callable[[Row], tuple[float, float] | None]:
-    return lambda row: (row[key], 1.0) if row.get(key) is not None else None
+    return lambda row: None if (value := _known(row, key)) is None else (value, 1.0)
 
 
 def _per_token(row: Row) -> tuple[float, float] | None:
-    seconds, tokens = row.get("e2e_s"), row.get("completion_tokens")
+    seconds, tokens = _known(row, "e2e_s"), _known(row, "completion_tokens")
     return (seconds, tokens) if seconds is not None and tokens else None
 
 

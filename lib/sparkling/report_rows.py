@@ -21,7 +21,8 @@ EVENTS = "memory-events.jsonl"
 def kind_of(row: Mapping[str, Any]) -> str | None:
     """ "evaluation" for a row about one question, "bench" for a request measured alone, "users" for
     one among others, else None."""
-    if "correct" in row and "id" in row:
+    # "false" would count as right, and what is no name cannot be paired.
+    if row.get("correct") in (True, False) and isinstance(row.get("id"), str | int):
         return "evaluation"
     if "arm_hash" in row and "workload" in row and "prompt" in row:
         return "users" if "users" in row else "bench"
@@ -51,7 +52,10 @@ def evaluations(folder: Path) -> dict[Path, list[dict[str, Any]]]:
     with their rows."""
     found = {}
     for path in sorted(folder.glob("*/*.jsonl")):
-        if path.name == f"{ROWS}.jsonl" or not _first_is(path, "evaluation"):
+        # Questions that failed and were asked again are kept in `<task>.errors.jsonl`.
+        if path.name == f"{ROWS}.jsonl" or path.name.endswith(".errors.jsonl"):
+            continue
+        if not _first_is(path, "evaluation"):
             continue
         found[path] = [r for r in read_rows(path) if kind_of(r) == "evaluation"]
     return found

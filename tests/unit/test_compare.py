@@ -240,6 +240,33 @@ def test_two_bare_files_say_what_is_not_checked(tmp_path):
         compare.compare(a, a, tmp_path)
 
 
+@pytest.mark.parametrize("more", [{"correct": "false"}, {"id": [1]}, {"correct": None}])
+def test_rows_that_grade_nothing_are_not_graded(tmp_path, more):
+    """The text "false" would be right to Python, and a list cannot be paired."""
+    a = write(tmp_path / "a.jsonl", questions("baseline", 20))
+    rows = questions("nextn", 20)
+    b = write(tmp_path / "b.jsonl", [{**rows[0], **more}, *rows[1:]])
+    (found,) = compare.compare(a, b, tmp_path)
+    assert found.evaluation.note == "19 ids paired; left out: 1 only in the first set"
+
+
+@pytest.mark.parametrize("value", ["1.0", float("nan"), True, None, [1]])
+def test_a_time_that_is_no_number_is_not_known(tmp_path, value):
+    a = write(tmp_path / "a.jsonl", questions("baseline", 20))
+    b = write(tmp_path / "b.jsonl", questions("nextn", 20, e2e_s=value))
+    (found,) = compare.compare(a, b, tmp_path)
+    assert [r.name for r in found.evaluation.ratios] == ["decode rate", "first token", "length"]
+
+
+def test_failed_questions_that_were_asked_again_are_no_evaluation(runs, root):
+    """`eval --retry-errors` keeps their rows beside the others, in `<task>.errors.jsonl`."""
+    make_run(runs, "a", "fp8-head", root, questions("fp8-head"))
+    folder = runs / "a" / "80_live_evaluation"
+    write(folder / "gsm8k.errors.jsonl", questions("fp8-head", 3, status="error"))
+    (side,) = sides("a", runs)
+    assert len(side.evaluation) == N
+
+
 def test_a_file_of_a_run_brings_the_runs_manifest(runs, root):
     make_run(runs, "a", "fp8-head", root, questions("fp8-head"))
     (side,) = sides(str(runs / "a" / "80_live_evaluation" / "gsm8k.jsonl"), runs)
