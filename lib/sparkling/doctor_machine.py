@@ -21,7 +21,8 @@ def _gib(size: float) -> str:
 
 def memory(scene: Scene) -> Iterator[Finding]:
     """Total, unified, container, available, droppable cache, swap."""
-    m, want = scene.memory, needs.MEMORY_GIB[scene.lane.kind] * GIB
+    m, (first, last) = scene.memory, needs.memory_gib(scene.lane)
+    want = first * GIB
     told = f"{_gib(m.total)} by {m.source}"
     if scene.spark:
         yield Finding(
@@ -41,19 +42,22 @@ def memory(scene: Scene) -> Iterator[Finding]:
     yield _container(scene)
     free = m.model_available if scene.lane.kind == "gpu" else m.available
     where = f" of the GPU's {_gib(m.gpu_total)}" if scene.lane.kind == "gpu" and m.gpu_total else ""
-    enough = free >= want
+    verdict = FAIL if free < want else WARN if free < last * GIB else OK
     yield Finding(
         "memory.available",
         "memory, available",
         _gib(free) + where,
-        _gib(want),
-        OK if enough else FAIL,
-        "A server is started only with this much: published gate of 85 GiB for the full model"
+        f"{_gib(last * GIB)} for every stage, {_gib(want)} for the first"
+        if last > first
+        else _gib(want),
+        verdict,
+        "A server is started only with room for weights, states and a KV cache of the whole context "
+        "(`sparkling doctor` reckons as a start does)"
         if scene.gpu
         else "What the practice models were measured to take at most",
-        "" if enough else "end what holds it (the check of servers names it)",
+        "" if verdict == OK else "end what holds it (the check of servers names it)",
     )
-    yield _cache(scene, want)
+    yield _cache(scene, needs.MEMORY_GIB[scene.lane.kind] * GIB)  # about what is really taken
     yield _swap(scene)
 
 
@@ -188,7 +192,7 @@ def servers(scene: Scene) -> Finding:
     more = [f"and {len(found) - 6} more"] if len(found) > 6 else []
     remedy = ["`sparkling stop` ends ours"] if own else []
     remedy += ["end the others yourself if they are not needed"] if len(found) > len(own) else []
-    enough = scene.memory.model_available >= needs.MEMORY_GIB[scene.lane.kind] * GIB
+    enough = scene.memory.model_available >= needs.memory_gib(scene.lane)[1] * GIB
     return Finding(
         "servers",
         title,

@@ -416,12 +416,13 @@ class _Sums:
             levers = "raise --max-total-tokens"
             if not self.fixed_tokens:
                 # The fraction is taken of what is available at the start, so freeing some helps.
-                levers = f"free memory before the start (until {_gib(self.least())} are available)"
+                enough = math.ceil(self.least() / GIB * 10) / 10
+                levers = f"free memory before the start, until {enough:.1f} GiB are available"
                 if self.kind != "unified" or (self.fraction or 0) < SAFE_FRACTION:
                     levers = f"raise --mem-fraction-static, {levers}"
             found.append(
                 f"its KV cache would hold {tokens:,} tokens and the context promises "
-                f"{self.context:,}; {levers} or lower --context-length"
+                f"{self.context:,}; {levers}, or lower --context-length"
             )
         if self.kind == "unified" and not consent:
             if self.fraction is None:

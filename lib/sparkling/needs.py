@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from sparkling import _toml, machine
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane, tiny_model
+from sparkling.machine import Memory
 
 if TYPE_CHECKING:
     from sparkling.recipe import Edition
 
 MEMORY_GIB = {"cpu": 4.0, "gpu": 85.0, "spark": 85.0}
-"""Free memory that a server needs. cpu: what the tiny Ling was measured to take at most. spark:
-the published gate of the recipes (start only with 85 GiB available)."""
+"""Free memory that a server needs. cpu: what the tiny Ling was measured to take at most. Elsewhere
+only for a model whose sum is unknown: the published gate (start with 85 GiB available)."""
 
 DISK_GB = {"cpu": 1.0, "gpu": 80.0, "spark": 80.0}
 """Free disk for the checkpoint: 70.4 GB of shards and some room."""
@@ -153,8 +155,28 @@ def _checkpoint(lane: Lane) -> Check:
     return Check(need, True, f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB")
 
 
+def memory_gib(lane: Lane) -> tuple[float, float]:
+    """GiB that must be available for a first stage of the lane's ladder to start, and for all.
+
+    As a start reckons them (`memory.Need.least`), rounded up to a tenth."""
+    if lane.kind == "cpu":
+        return MEMORY_GIB["cpu"], MEMORY_GIB["cpu"]
+    from sparkling import memory, recipe
+
+    much = 2**50
+    own = {} if lane.kind == "spark" else {"gpu_total": much, "gpu_available": much}
+    here = Memory(much, much, "", unified=lane.kind == "spark", **own)
+    try:
+        book = recipe.load(lane.recipe_path, root=lane.root).with_edition(lane.edition)
+        needs = [memory.need(book, one, model=lane.model, memory=here) for one in book.ladder]
+    except SparklingError:
+        return MEMORY_GIB[lane.kind], MEMORY_GIB[lane.kind]
+    each = [math.ceil(one.least / 2**30 * 10) / 10 for one in needs]
+    return min(each), max(each)
+
+
 def _memory(lane: Lane) -> Check:
-    want = MEMORY_GIB[lane.kind]
+    want, _ = memory_gib(lane)
     # A container's limit counts, and a GPU's own memory where the model goes there.
     free = machine.memory().model_available / 2**30
     need = f"{want:g} GiB of free memory"

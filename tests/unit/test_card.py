@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sparkling import card, needs
+from sparkling import card, machine, memory, needs, recipe
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
@@ -227,6 +227,31 @@ def test_memory_and_disk_follow_the_lane(lane, monkeypatch):
     assert needs.check(["memory"], lane)[0].ok is False
     monkeypatch.setitem(needs.DISK_GB, "cpu", 10**9)
     assert needs.check(["disk"], lane)[0].ok is False
+
+
+def test_the_memory_needed_is_what_a_start_asks_for(lane, root, monkeypatch):
+    book = recipe.load("ling-3.0-flash", root=root)
+    spark = dataclasses.replace(
+        lane, kind="spark", root=root, recipe_path=root / "env/recipes/ling-3.0-flash.toml"
+    )
+    first, last = needs.memory_gib(spark)
+    assert 85 < first < last < 115
+    for stage, gib in (("baseline", first), ("nextn", last)):
+        for more, fits in ((0, True), (-0.2, False)):
+            here = machine.Memory(2**37, int((gib + more) * 2**30), "", unified=True)
+            assert memory.need(book, stage, memory=here).ok is fits, (stage, more)
+    for free, fits in ((last, True), (first - 0.2, False)):
+        here = machine.Memory(2**37, int(free * 2**30), "", unified=True)
+        monkeypatch.setattr(machine, "memory", lambda here=here: here)
+        assert needs.check(["memory"], spark)[0].ok is fits
+    # The practice model on a GPU does not ask for what the full one does.
+    small = dataclasses.replace(
+        spark,
+        kind="gpu",
+        recipe_path=root / "env/recipes/sparklet-gpu.toml",
+        model=root / "models/sparklet",
+    )
+    assert max(needs.memory_gib(small)) < 10
 
 
 def test_a_missing_checkpoint_says_how_to_get_one(lane, monkeypatch):
