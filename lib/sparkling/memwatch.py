@@ -25,6 +25,7 @@ HORIZON_S = 1.0
 # Above this multiple of `warn` a warning is over, so that it is not given again at every tick.
 CALM = 1.25
 GIB = 2**30
+KINDS = ("inactive", "active")  # of a group's file cache
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,12 @@ def available(limits: Limits) -> int | None:
         usage = "memory.current" if version == 2 else "memory.usage_in_bytes"
         used = _number(os.path.join(folder, usage))
         if used is not None:
-            cache = "inactive_file " if version == 2 else "total_inactive_file "
-            dropped = _field(os.path.join(folder, "memory.stat"), cache) or 0
+            # All file cache: weights that were read twice (hashed, then loaded) count as active, and
+            # the kernel drops them all the same. Before a start only inactive cache counts as free
+            # (`cgroup`); ending a server for cache would be worse than that.
+            before = "" if version == 2 else "total_"
+            stat = os.path.join(folder, "memory.stat")
+            dropped = sum(_field(stat, f"{before}{kind}_file ") or 0 for kind in KINDS)
             found.append(max(0, limit - max(0, used - dropped)))
     return min(found, default=None)
 

@@ -48,6 +48,12 @@ def test_available_is_the_smallest_of_the_machine_and_its_containers(tmp_path: P
     assert at((str(v2), 2, 18 * GIB)) == 8 * GIB
     assert at((str(v1), 1, 4 * GIB)) == 2 * GIB
     assert at((str(v1), 1, GIB)) == 0
+    # Weights that were read twice are active cache: nothing to end a server for.
+    (v2 / "memory.stat").write_text(f"inactive_file {2 * GIB}\nactive_file {26 * GIB}\n")
+    assert at((str(v2), 2, 31 * GIB)) == 10 * GIB
+    assert at((str(v2), 2, 5 * GIB)) == 3 * GIB
+    (v1 / "memory.stat").write_text(f"active_file 7\ntotal_active_file {2 * GIB}\n")
+    assert at((str(v1), 1, 4 * GIB)) == 3 * GIB
     assert at((str(tmp_path / "gone"), 2, GIB)) == 10 * GIB
     info.unlink()
     assert at() is None
