@@ -20,7 +20,7 @@ import numpy as np
 
 from sparkling.errors import UsageError
 from sparkling.files import plain
-from sparkling.report_rows import evaluations, kind_of, ladder_rows
+from sparkling.report_rows import ROWS, evaluations, kind_of, ladder_rows
 from sparkling.store import Run
 
 FORMATS = ("csv", "json", "llama-benchy")
@@ -29,7 +29,8 @@ _LONG = ("chunk_times_s", "chunk_tokens", "text", "reasoning", "machine")
 
 
 def export(run_dir: Path, form: str) -> str:
-    """A run's measured requests and evaluated questions as text.
+    """A run's measured requests (one at a time, or of several users at once) and evaluated
+    questions as text.
 
     UsageError for another format, a folder that is no run and a run without rows.
     """
@@ -38,25 +39,29 @@ def export(run_dir: Path, form: str) -> str:
     run = Run(run_dir, None)
     manifest = run.manifest
     bench = [r for r in ladder_rows(run) if kind_of(r) == "bench"]
+    users = [r for r in run.all_rows(ROWS) if kind_of(r) == "users"]
     tested = [
         {**row, "file": f"{path.parent.name}/{path.name}"}
         for path, rows in evaluations(run_dir).items()
         for row in rows
     ]
-    if not bench and not tested:
+    if not bench and not users and not tested:
         raise UsageError(f"Run {run.id} has no measured requests and no evaluated questions.")
     if form == "json":
-        data = {"manifest": manifest, "requests": bench, "questions": tested}
+        data = {"manifest": manifest, "requests": bench, "of_users": users, "questions": tested}
         return json.dumps(plain(data), indent=1, ensure_ascii=False) + "\n"
     if form == "csv":
         return as_csv(
             [
                 *({"kind": "request", **r} for r in bench),
+                *({"kind": "request of a user", **r} for r in users),
                 *({"kind": "question", **r} for r in tested),
             ]
         )
     if not bench:
-        raise UsageError(f"Run {run.id} has no measured requests for a llama-benchy table.")
+        raise UsageError(
+            f"Run {run.id} has no requests measured one at a time for a llama-benchy table."
+        )
     return llama_benchy(bench)
 
 

@@ -188,7 +188,7 @@ def _of(
     loop = None
     if calls is not None:
         mean = _scaled(reply, float(calls))
-        # Every prompt is drawn as often as any other, then one of its repeats.
+        # Every prompt is drawn as often as any other, with the mean of its repeats.
         rng = np.random.default_rng(seed)
         draws = means[rng.integers(0, n, (LOOPS, calls))].sum(axis=1)
         p50, p90 = np.percentile(draws, [50, 90])

@@ -66,6 +66,18 @@ def test_json_has_everything_and_the_manifest(run):
     assert data["questions"] == [{**QUESTION, "file": "80_live/gsm8k.jsonl"}]
 
 
+def test_requests_of_several_users_at_once_are_exported(tmp_path):
+    run = open_run(tmp_path / "runs", "r2", notebook="concurrency")
+    for i in range(3):
+        run.append("rows", request("nextn", i, users=2, user=i % 2))
+    rows = list(csv.DictReader(io.StringIO(export.export(run.dir, "csv"))))
+    assert [(r["kind"], r["users"]) for r in rows] == [("request of a user", "2")] * 3
+    data = json.loads(export.export(run.dir, "json"))
+    assert len(data["of_users"]) == 3 and data["requests"] == []
+    with pytest.raises(UsageError, match="no requests measured one at a time"):
+        export.export(run.dir, "llama-benchy")
+
+
 def test_llama_benchy_table(run):
     text = export.export(run.dir, "llama-benchy")
     lines = text.splitlines()
