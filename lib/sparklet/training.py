@@ -41,8 +41,9 @@ class Settings:
     balance: float = 2e-3
 
 
-# gpu: 89 s on an H200. cpu: about 2.7 core-seconds a step (Zen 4, extrapolated from a busy machine),
-# so some 65 minutes on two cores; its quality was measured by running it on a GPU.
+# gpu: 89 s on an H200. cpu: never run to its end on a CPU; its quality was measured by running it on
+# a GPU. On two Zen 4 cores that others used as well the median of 27 steps was 1.9 s (3.8
+# core-seconds), which makes 97 minutes; a quieter hour gave 2.7 core-seconds, or 65 minutes.
 PRESETS = {
     "gpu": Settings(steps=1800, tokens=16_384),
     "cpu": Settings(steps=3000, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
