@@ -26,6 +26,9 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--recipe", help="a recipe's name or file (default: the lane's)")
     parser.add_argument("--model", help="the checkpoint's directory (default: the recipe's)")
     parser.add_argument(
+        "--edition", help="the build of SGLang: stock or fork (default: the recipe's)"
+    )
+    parser.add_argument(
         "--arch",
         metavar="ARCH",
         help="compile for this GPU, as 12.1a (default: the one that is here)",
@@ -36,7 +39,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _kernels(args: argparse.Namespace) -> int:
     from sparkling import kernels, lane
 
-    for name, value in (("RECIPE", args.recipe), ("MODEL", args.model)):
+    told = (("RECIPE", args.recipe), ("MODEL", args.model), ("EDITION", args.edition))
+    for name, value in told:
         if value:
             os.environ[f"SPARKLING_{name}"] = value
     where = lane.detect(args.lane)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkling.recipe import Launch, Recipe
 
 GIB = 2**30
+DESKTOP = GIB // 4  # what a browser or a window manager holds of a GPU, and no loaded model
 TOOLS = ("ninja", "nvcc", "c++")
 COMMAND = "sparkling kernels build"
 HUMMING = "Humming: NVRTC"
@@ -170,6 +171,8 @@ def stage_launch(lane: Lane, stage: str) -> Launch:
     book = recipe.load(lane.recipe_path, root=lane.root)
     if book.available(stage):
         book = recipe.load("ling-3.0-flash", root=lane.root)
+    if lane.edition in book.editions:
+        book = book.with_edition(lane.edition)  # each is told its switches in its own way
     return book.render(stage, model=lane.model, cache=lane.cache)
 
 
@@ -283,8 +286,11 @@ def _humming(stage: str, entries: list[kernels_humming.Entry], seen: str | None)
 
 
 def _nobody(need: int, ask: Callable[[], dict[int, int | None]]) -> None:
-    """Refuse while anything holds the GPU's memory, a server of ours or anybody's program."""
-    for pid in ask():
+    """Refuse while anything holds the GPU's memory, a server of ours or anybody's program. A desktop
+    draws with it as well; that is no model."""
+    for pid, used in ask().items():
+        if used is not None and used < DESKTOP:
+            continue
         stat = procs.read_stat(pid)
         who = f"{stat.name} (pid {pid})" if stat else f"process {pid}"
         raise SparklingError(

@@ -300,6 +300,25 @@ def test_a_library_for_another_gpu_is_no_proof(spark: lanes.Lane, tmp_path: Path
     assert not report.proof.ok and "1 for sm_120, and sm_121 is wanted" in report.proof.how
 
 
+def test_an_edition_builds_with_its_own_switches(spark: lanes.Lane, monkeypatch, capsys) -> None:
+    stock = kernels.stage_launch(spark, "fp8-head").env
+    fork = kernels.stage_launch(dataclasses.replace(spark, edition="fork"), "fp8-head").env
+    assert stock["SPARKLING_FP8_LM_HEAD"] == fork["SGLANG_ENABLE_FP8_LM_HEAD"] == "1"
+    assert "SPARKLING_FP8_LM_HEAD" not in fork and "SGLANG_ENABLE_FP8_LM_HEAD" not in stock
+    for name in ("SPARKLING_EDITION", "SPARKLING_SERVER_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    cli.main(["kernels", "check", "--lane", "spark", "--arch", "12.1a", "--edition", "fork"])
+    assert ".venv-server-spark-fork/bin/python" in capsys.readouterr().err
+
+
+def test_a_desktop_on_the_gpu_stops_no_build(spark: lanes.Lane) -> None:
+    drawing = {os.getpid(): 180 << 20}
+    kernels._nobody(0, lambda: drawing)
+    for used in (None, 600 << 20):
+        with pytest.raises(SparklingError, match="holds the GPU's memory"):
+            kernels._nobody(0, lambda used=used: {**drawing, os.getppid(): used})
+
+
 def test_nothing_is_built_while_a_server_holds_the_gpu(spark: lanes.Lane, tmp_path: Path) -> None:
     from sparkling import claims, procs
 
