@@ -76,7 +76,7 @@ def _sizing(args: argparse.Namespace) -> int:
         rows = [r for r in rows if r["arm"] == args.arm]
         if not rows:
             raise UsageError(f"There is no arm {args.arm!r} here; there are {', '.join(there)}.")
-    calls = args.calls or (10 if args.kind == "agents" else None)
+    calls = 10 if args.calls is None and args.kind == "agents" else args.calls
     found = sizing.expect(rows, source, calls=calls, per_day=args.per_day, tokens=args.tokens)
     if args.json:
         print(json.dumps([e.to_json() for e in found], indent=1, ensure_ascii=False))

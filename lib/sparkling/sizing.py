@@ -190,7 +190,10 @@ def _of(
         mean = _scaled(reply, float(calls))
         # Every prompt is drawn as often as any other, with the mean of its repeats.
         rng = np.random.default_rng(seed)
-        draws = means[rng.integers(0, n, (LOOPS, calls))].sum(axis=1)
+        if calls <= n:
+            draws = means[rng.integers(0, n, (LOOPS, calls))].sum(axis=1)
+        else:  # the same distribution, in memory that does not grow with the calls
+            draws = rng.multinomial(calls, np.full(n, 1 / n), LOOPS) @ means
         p50, p90 = np.percentile(draws, [50, 90])
         loop = (calls, mean, (float(p50), float(p90)))
     day = None if per_day is None else (per_day, _scaled(reply, per_day / 3600))

@@ -153,3 +153,15 @@ def test_command(tmp_path: Path, capsys, monkeypatch):
     assert "not measured" in capsys.readouterr().err
     assert cli.main([*args, "--arm", "x"]) == 2
     assert "there are baseline, nextn" in capsys.readouterr().err
+
+
+def test_calls_that_are_none_are_refused_and_many_fit_into_memory(tmp_path, capsys):
+    run = open_run(tmp_path / "runs", "r", notebook="80")
+    for row in rows("short-turn"):
+        run.append("rows", row)
+    assert cli.main(["sizing", str(run.dir), "--calls", "0", "--class", "agents"]) == 2
+    assert capsys.readouterr().err == "error: Calls must be 1 or more, not 0.\n"
+    source, found = sizing.chosen(rows("short-turn"), [], "agents")
+    (many, *_) = sizing.expect(found, source, calls=10**8)
+    calls, mean, (p50, p90) = many.loop
+    assert calls == 10**8 and p50 == pytest.approx(mean.value, rel=1e-3) and p50 < p90
