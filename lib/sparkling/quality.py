@@ -42,7 +42,7 @@ class Figure:
     low: float
     high: float
     percent: bool = False
-    where: str = "measured now, through the server"
+    where: str = "measured now"
 
     @property
     def meets(self) -> bool:
@@ -176,7 +176,7 @@ def recorded(root: Path) -> list[Figure]:
         Figure(
             "accuracy, stored minus unrounded weights",
             difference, stored["n"], "problems each", -0.02, 0.02, True,
-            "recorded when it was trained",
+            "recorded",
         )
     ]  # fmt: skip
 
