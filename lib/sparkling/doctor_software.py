@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkling import needs, toolpath
 from sparkling.doctor import FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
@@ -14,6 +15,7 @@ from sparkling.errors import UsageError
 
 PYTHONS = ((3, 11), (3, 12))
 SET_UP = "`sparkling setup` builds it"
+HEADERS = "C headers of the server's Python"
 
 
 def lane(scene: Scene) -> Iterator[Finding]:
@@ -44,15 +46,17 @@ def server(scene: Scene) -> Iterator[Finding]:
     why = "SGLang's pins collide with the notebooks', so it has an environment of its own"
     if not where.is_file():
         yield Finding("server", title, f"there is no {where}", wanted, FAIL, why, how)
+        yield not_here("server.headers", HEADERS, "there is no server environment yet")
         yield not_here("server.lock", "what was built", "there is no server environment yet")
         return
     code = (
-        "import importlib.metadata as m, json, platform\n"
+        "import importlib.metadata as m, json, os, platform, sysconfig\n"
         "def v(n):\n"
         "    try: return m.version(n)\n"
         "    except m.PackageNotFoundError: return None\n"
         "print(json.dumps({'python': platform.python_version(), 'sglang': v('sglang'),"
-        " 'plugin': v('sparkling-sglang'), 'torch': v('torch')}))"
+        " 'plugin': v('sparkling-sglang'), 'torch': v('torch'),"
+        " 'headers': os.path.isfile(sysconfig.get_path('include') + '/Python.h')}))"
     )
     answer = scene.ask((str(where), "-c", code), 30.0)
     try:
@@ -75,7 +79,26 @@ def server(scene: Scene) -> Iterator[Finding]:
         found += f"; not what edition {built.name} is" if other else ""
         bad = bool(lacks) or other
         yield Finding("server", title, found, wanted, FAIL if bad else OK, why, how if bad else "")
+    yield _headers(scene, told)
     yield _lock(scene, where)
+
+
+def _headers(scene: Scene, told: Mapping[str, Any]) -> Finding:
+    """Python.h, which Ubuntu ships apart from Python itself; uv's Pythons have it."""
+    if not scene.gpu:
+        return not_here("server.headers", HEADERS, "the cpu lane compiles nothing")
+    there = told.get("headers")
+    minor = ".".join(str(told.get("python", "3.12")).split(".")[:2])
+    return Finding(
+        "server.headers",
+        HEADERS,
+        {True: "Python.h is there", False: "no Python.h"}.get(there, "not told"),
+        "Python.h of the server's Python",
+        OK if there else WARN if there is None else FAIL,
+        "Triton compiles a small C module with it at the server's first start, and fails without "
+        "(sgl-project/sglang#18644)",
+        "" if there else f"sudo apt install python{minor}-dev",
+    )
 
 
 def _lock(scene: Scene, where: Path) -> Finding:

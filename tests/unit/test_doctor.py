@@ -30,7 +30,13 @@ SPARK = machine.Memory(
     gpu="NVIDIA GB10",
 )
 PROBE = {"version": "0.1.12", "bandwidth": 273.0, "tops": 100.0}
-SERVER = {"python": "3.12.3", "sglang": "0.5.23", "plugin": "0.1.0", "torch": "2.14.1+cu130"}
+SERVER = {
+    "python": "3.12.3",
+    "sglang": "0.5.23",
+    "plugin": "0.1.0",
+    "torch": "2.14.1+cu130",
+    "headers": True,
+}
 
 
 def answers(probe=PROBE, server=SERVER, **versions):
@@ -434,6 +440,15 @@ def test_the_servers_environment(spark, told, verdict, says):
     found = one(doctor_software.server(replace(spark, ask=answers(server=told))), "server")
     assert found.verdict == verdict and says in found.found
     assert not found.remedy if verdict == OK else "sparkling setup" in found.remedy
+
+
+def test_a_python_without_its_headers_fails_before_triton_does(spark):
+    bare = replace(spark, ask=answers(server={**SERVER, "headers": False}))
+    found = one(doctor_software.server(bare), "server.headers")
+    assert (found.verdict, found.remedy) == (FAIL, "sudo apt install python3.12-dev")
+    assert one(doctor_software.server(spark), "server.headers").verdict == OK
+    cpu = replace(spark, lane=replace(spark.lane, kind="cpu"))
+    assert one(doctor_software.server(cpu), "server.headers").verdict == NOT_HERE
 
 
 def test_the_fork_needs_no_plugin_but_git(spark):
