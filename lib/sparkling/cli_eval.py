@@ -153,11 +153,15 @@ def _of_url(
     from sparkling import cli, evaluate, evaluation, lane, show, store
     from sparkling.client import Client
 
+    arm = args.arm or "served"
+    if arm.startswith(".") or not set(arm).isdisjoint("/\\:"):
+        raise UsageError(
+            f"--arm {arm!r} names a folder of the run; leave out / \\ : and a first dot."
+        )
     key = os.environ.get("SPARKLING_API_KEY") or None
     run = store.open_run(lane.runs_folder(), args.run or None, notebook="eval", secrets=[key or ""])
     cli._say(f"run: {run.id} (continue it with --run {run.id})")
     cli._say("Not started here, so nothing is proved of this server; its answers are graded as is.")
-    arm = args.arm or "served"
     out = evaluation.rows_of(run, arm, task)
     if args.retry_errors:
         cli._say(f"{arm}: {evaluate.retry_errors(out)} failed questions will be asked again")

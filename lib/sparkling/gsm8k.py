@@ -229,9 +229,15 @@ def sparklet() -> Task:
     return Task("sparklet", title, questions, digest, instruction="", defaults=defaults)
 
 
+_TAKEN = {"rows", "power", "memory-events", "attempts", "blocks"}
+
+
 def custom(path: Path, training: Path | None = None) -> Task:
     """A file of the user's, with examples from another one; zero-shot without it."""
     questions, digest = read(path)
     shown = read(training)[0] if training else ()
     defaults = Settings(mode="5-shot" if len(shown) >= SHOTS["5-shot"] else "zero-shot")
-    return Task(path.stem, str(path.name), questions, digest, shown, defaults=defaults)
+    # The task names its file of rows, and these names are taken in a run's folders.
+    taken = path.stem in _TAKEN or path.stem.endswith(".errors")
+    name = f"{path.stem}-questions" if taken else path.stem
+    return Task(name, str(path.name), questions, digest, shown, defaults=defaults)

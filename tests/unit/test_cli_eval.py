@@ -130,6 +130,12 @@ def test_eval_of_a_url(capsys, tmp_path):
     assert store.Run(tmp_path / "runs" / run_id, None).manifest["evaluations"]["mine"]["right"] == 9
 
 
+@pytest.mark.parametrize("arm", ["a/b", ".", "..", "../x", "a:b"])
+def test_an_arm_that_is_no_name_is_refused(capsys, arm):
+    code, _, err = run(capsys, "eval", "--url", "http://127.0.0.1:9", "--arm", arm)
+    assert code == 2 and err.startswith(f"error: --arm {arm!r} names a folder")
+
+
 def test_eval_of_a_file_of_ones_own_with_examples(capsys, tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps({"question": f"{i}+1?", "answer": i + 1}) + "\n"

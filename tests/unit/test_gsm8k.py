@@ -396,3 +396,10 @@ def test_other_content_is_never_kept(sealed, toy, tmp_path):
 def test_the_golds_are_the_rules_own():
     for question in gsm8k.sparklet().questions:
         assert extract.gold(question.solution) == question.gold
+
+
+@pytest.mark.parametrize("name", ["rows", "power", "x.errors"])
+def test_a_file_of_ones_own_never_takes_the_name_of_other_rows(tmp_path, name):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text(lines(TOY[0]))
+    assert gsm8k.custom(path).name == f"{name}-questions"
