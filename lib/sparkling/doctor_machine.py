@@ -117,7 +117,8 @@ def _swap(scene: Scene) -> Finding:
 def disk(scene: Scene) -> Finding:
     """Room for the checkpoint, where it is to lie, and for caches."""
     model, title = scene.lane.model, "disk, free"
-    there = sum(p.stat().st_size for p in model.glob("*.safetensors")) if model.is_dir() else 0
+    # Whole files and the beginnings of others (`.fetch`) need no room any more.
+    there = sum(p.stat().st_size for p in model.rglob("*") if p.is_file())
     missing = max(0.0, WEIGHTS - there) if scene.gpu else 0.0
     want = missing + (CACHES if scene.gpu else needs.DISK_GB["cpu"] * 1e9)
     found = scene.disk(model)

@@ -326,6 +326,14 @@ def test_weights_that_are_there_need_no_room(spark):
     assert found.verdict == FAIL and "SPARKLING_MODEL" in found.remedy
 
 
+def test_what_a_stopped_download_left_needs_no_room(spark):
+    (spark.lane.model / ".fetch").mkdir(parents=True)
+    with (spark.lane.model / ".fetch" / "m.safetensors.part").open("wb") as file:
+        file.truncate(40 * 10**9)
+    found = doctor_machine.disk(spark)
+    assert found.needed == "40 GB: 31 GB of weights and 9 GB of room"
+
+
 def test_limits(spark):
     told = {"open files": 1024, "processes": None, "address space": 4096, "locked memory": 64}
     found = Findings(doctor_machine.limits(replace(spark, limits=lambda: told)))
