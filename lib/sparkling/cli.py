@@ -321,7 +321,7 @@ def _suite(args: argparse.Namespace) -> int:
     return result.exit_code
 
 
-_REPORTED = ("timings.json", "rows.jsonl", "*/rows.jsonl")
+_REPORTED = ("timings.json", "rows.jsonl", "*/*.jsonl")
 """What a run holds when there is something to report of it."""
 
 

@@ -708,7 +708,7 @@ def test_report_takes_the_newest_run_in_which_there_is_something(monkeypatch, ca
     monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path))
     asked = []
     replaced(monkeypatch, "report", build=lambda d: asked.append(d.name) or d)
-    for number, name in enumerate(("suite", "bench", "empty")):
+    for number, name in enumerate(("suite", "bench", "eval", "empty")):
         made = store.open_run(tmp_path, name, notebook="n")
         made.update({"created_s": number})
         run(capsys, "report")
@@ -716,8 +716,10 @@ def test_report_takes_the_newest_run_in_which_there_is_something(monkeypatch, ca
             (made.dir / "timings.json").write_text("{}")
         elif name == "bench":
             made.append("rows", {"arm": "nextn"})
+        elif name == "eval":  # an evaluation has no rows of requests
+            made.append("gsm8k", {"id": "0000", "correct": True})
         run(capsys, "report")
-    assert asked == ["suite", "suite", "suite", "bench", "bench", "bench"]
+    assert asked == ["suite", "suite", "suite", "bench", "bench", "eval", "eval", "eval"]
 
 
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["a.ipynb: cell 3: a shell line"], 1)])
