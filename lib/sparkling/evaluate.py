@@ -22,6 +22,7 @@ from sparkling.client import Client
 from sparkling.errors import RequestError, ServerError, SparklingError, UsageError
 from sparkling.files import Journal
 from sparkling.reply import Reply
+from sparkling.stats import wilson
 from sparkling.tally import Tally
 from sparkling.wire import Refused, Stalled, Unreachable
 from sparkling.workloads import digest
@@ -410,8 +411,14 @@ def _check_fits(
 
 
 def _check_truncated(tally: Tally, settings: gsm8k.Settings, limit: float) -> None:
+    # The share is looked at after every question, so chance alone takes it above the limit sooner or
+    # later: with 3 % cut, in 37 % of all runs of 1,319 (simulated). By the lower end of a 90 %
+    # Wilson interval it is 5 %, and 10 % cut still end every run.
     cut = tally.states["truncated"]
-    if cut >= TRUNCATED_LEAST and tally.truncated_share > limit:
+    if cut < TRUNCATED_LEAST:
+        return
+    low = wilson(cut, tally.done, level=0.90).low
+    if low is not None and low > limit:
         raise SparklingError(
             f"{cut} of {tally.done} answers were cut off at max_tokens = {settings.max_tokens:,}, "
             f"more than {100 * limit:g} %, so the accuracy would be of something else: raise "

@@ -214,6 +214,18 @@ def test_a_few_cut_answers_are_borne_and_counted(tmp_path):
     assert "2 truncated" in tally.line()
 
 
+def test_a_few_cut_answers_that_come_early_are_chance(tmp_path):
+    """3 of the first 35 are 8.6 %, which 4 % reach now and then; it must not end the evaluation."""
+
+    def plan(prompt, _nth):
+        cut = number(prompt) in (4, 19, 34)
+        return {"text": "well", "finish": "length", "tokens": 64} if cut else right(prompt)
+
+    with Answers(plan) as server:
+        tally = ask(server, tmp_path / "a.jsonl", n=75)
+    assert (tally.done, tally.states["truncated"]) == (75, 3)
+
+
 # -- resuming ------------------------------------------------------------------------------------
 
 
