@@ -117,7 +117,7 @@ def rehearse(folder: Path) -> show.View:
     lines = [f"rule cc\n  command = {tools['c++'].path} -O2 -c $in -o $out"]
     for i in range(FILES):
         (folder / f"{i}.cpp").write_text(_SOURCE)
-        lines.append(f"build {folder}/{i}.o: cc {folder}/{i}.cpp")
+        lines.append(f"build {i}.o: cc {i}.cpp")  # a folder's name may hold what ninja reads
     (folder / "build.ninja").write_text("\n".join(lines) + "\n")
     seen: list[Tick] = []
     stated = _stated(seen)

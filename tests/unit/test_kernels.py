@@ -311,6 +311,14 @@ def test_an_edition_builds_with_its_own_switches(spark: lanes.Lane, monkeypatch,
     assert ".venv-server-spark-fork/bin/python" in capsys.readouterr().err
 
 
+@needs_tools
+def test_the_rehearsal_runs_in_any_folder(tmp_path: Path) -> None:
+    from sparkling import kernels_show
+
+    text = str(kernels_show.rehearse(tmp_path / "my notebooks: $1"))
+    assert "4 of 4 built" in text and "ended for memory and continued 1 times" in text
+
+
 def test_a_desktop_on_the_gpu_stops_no_build(spark: lanes.Lane) -> None:
     drawing = {os.getpid(): 180 << 20}
     kernels._nobody(0, lambda: drawing)
