@@ -29,6 +29,8 @@ RULES = (HASHES, BOXED, PHRASE, LAST)
 UNPARSED = "unparsed"
 NEAR = 400  # characters after "the answer is" in which its number is looked for
 
+_THINKING = ("reasoning", "thinking", "reasoning_text", "redacted_thinking")
+
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*")
 # Nothing but a name, an equals sign or markup may stand between the mark and its number.
 _LEAD = re.compile(
@@ -101,11 +103,15 @@ def extract(text: str | None) -> Answer:
 
 def text_of(content: Any) -> str:
     """The text of a message's content, in the shapes that endpoints use: null is none, a list of
-    parts is the texts of its parts."""
+    parts is the texts of its parts but those of thinking ("reasoning", "thinking")."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        parts = (
+            part.get("text") if isinstance(part, dict) else part
+            for part in content
+            if not (isinstance(part, dict) and part.get("type") in _THINKING)
+        )
         return "".join(part for part in parts if isinstance(part, str))
     return ""
 

@@ -64,11 +64,13 @@ def test_extract_prints_answer_and_rule(capsys, tmp_path):
         {"text": None},
         {"text": [{"type": "text", "text": "#### "}, {"type": "text", "text": "5"}]},
         {"text": "12</think>The answer is 18."},
+        {"text": [{"type": "reasoning", "text": "#### 17"}, {"type": "text", "text": "18"}]},
     )
     code, out, err = run(capsys, "extract", path)
     assert (code, err) == (0, "")
     assert [line.split("\t")[:2] for line in out.splitlines()] == [
         ["1", "3/4"], ["2", "1234"], ["3", "-"], ["4", "-"], ["5", "5"], ["6", "18"],
+        ["7", "18"],
     ]  # fmt: skip
     assert "unparsed  (unclosed box)" in out and "reasoning parser seems off" in out
     code, out, _ = run(capsys, "extract", path, "--json")
@@ -80,6 +82,7 @@ def test_extract_prints_answer_and_rule(capsys, tmp_path):
         (4, None, "unparsed"),
         (5, "5", "####"),
         (6, "18", "the answer is"),
+        (7, "18", "last number"),
     ]
 
 
