@@ -144,7 +144,10 @@ def test_a_draft_without_the_target_s_scales_is_not_live(begin, everything):
     got = proof.prove(running)
     verdict = of(got, "nextn")
     assert verdict.state == "not live"
-    assert "head of its own" in verdict.cause
+    assert verdict.cause.startswith("the draft contributes nothing")
+    assert "weights without the scales" in verdict.cause
+    (told,) = [e for e in verdict.evidence if e.source == "status" and e.ok is False]
+    assert "head of its own" in told.cause
     assert got.probe.accept_length < 1.05
     running.stop()
     with pytest.raises(ServerError, match="not running"):
