@@ -135,7 +135,8 @@ def compare_sides(
     root: Path | None = None,
 ) -> Comparison:
     """Compare two arms that are already read; see `compare`."""
-    if first.name == second.name:
+    same_rows = first.file is not None and (first.file, first.arm) == (second.file, second.arm)
+    if first.name == second.name or same_rows:
         raise UsageError(f"{first.name} would be compared with itself; name two.")
     found = differences(first, second, root=root)
     refuse(first, second, found, switches)

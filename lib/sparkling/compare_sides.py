@@ -40,6 +40,7 @@ class Side:
     bench: tuple[dict[str, Any], ...] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
     task: str = ""  # which questions (the name of their file)
+    file: Path | None = None  # where a side that is no run's was read
 
     @property
     def launch(self) -> Mapping[str, Any]:
@@ -156,7 +157,14 @@ def _of_file(path: Path) -> list[Side]:
     }
     tested, bench = by_kind["evaluation"], by_kind["bench"]
     return [
-        Side(f"{path}:{a}", a, tuple(tested.get(a, ())), tuple(bench.get(a, ())), manifest)
+        Side(
+            f"{path}:{a}",
+            a,
+            tuple(tested.get(a, ())),
+            tuple(bench.get(a, ())),
+            manifest,
+            file=path.resolve(),
+        )
         for a in dict.fromkeys((*bench, *tested))
     ]
 

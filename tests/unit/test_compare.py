@@ -236,8 +236,10 @@ def test_two_bare_files_say_what_is_not_checked(tmp_path):
     assert [r.split(":")[-1] for r in found.remarks].count(
         " versions, machine, flags and seeds are not checked."
     ) == 2
-    with pytest.raises(UsageError, match="with itself"):
-        compare.compare(a, a, tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for again in (a, str(tmp_path / "b" / ".." / "a" / "x.jsonl"), f"{tmp_path}/link/x.jsonl"):
+        with pytest.raises(UsageError, match="with itself"):
+            compare.compare(a, again, tmp_path)
 
 
 @pytest.mark.parametrize("more", [{"correct": "false"}, {"id": [1]}, {"correct": None}])
