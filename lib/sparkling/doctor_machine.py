@@ -119,7 +119,8 @@ def disk(scene: Scene) -> Finding:
     model, title = scene.lane.model, "disk, free"
     # Whole files and the beginnings of others (`.fetch`) need no room any more.
     there = sum(p.stat().st_size for p in model.rglob("*") if p.is_file())
-    missing = max(0.0, WEIGHTS - there) if scene.gpu else 0.0
+    fetched = scene.gpu and not needs.shipped(scene.lane)
+    missing = max(0.0, WEIGHTS - there) if fetched else 0.0
     want = missing + (CACHES if scene.gpu else needs.DISK_GB["cpu"] * 1e9)
     found = scene.disk(model)
     enough = found.free >= want
@@ -132,9 +133,7 @@ def disk(scene: Scene) -> Finding:
         f"{found.free / 1e9:.1f} GB under {found.path}",
         f"{want / 1e9:.0f} GB" + (f": {parts}" if parts else ""),
         OK if enough else FAIL,
-        "The files of Ling-3.0-flash-fp4 are 70.4 GB"
-        if scene.gpu
-        else "Logs, caches, a tiny model",
+        "The files of Ling-3.0-flash-fp4 are 70.4 GB" if fetched else "Logs, caches, a small model",
         "" if enough else "free some space, or name another folder with SPARKLING_MODEL",
     )
 

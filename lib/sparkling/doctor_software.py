@@ -42,7 +42,8 @@ def server(scene: Scene) -> Iterator[Finding]:
     """The server's environment: its Python, SGLang, the plugin where the edition wants it."""
     built, where = scene.book.built, scene.lane.server_python
     title, wanted = "server environment", built.title
-    how = f"{SET_UP} from {built.requirements}" if built.requirements else "run ./scripts/setup.sh"
+    how = f"run {scene.lane.set_up}"  # of this lane and edition
+    how += f", which builds it from {built.requirements}" if built.requirements else ""
     why = "SGLang's pins collide with the notebooks', so it has an environment of its own"
     if not where.is_file():
         yield Finding("server", title, f"there is no {where}", wanted, FAIL, why, how)

@@ -129,6 +129,11 @@ def _edition(lane: Lane) -> Edition | None:
         return None
 
 
+def shipped(lane: Lane) -> bool:
+    """Whether the lane's checkpoint is one of the repository's own, so that none is downloaded."""
+    return lane.model.absolute().parent == (lane.root / "models").absolute()
+
+
 def _checkpoint(lane: Lane) -> Check:
     from sparkling import weightcheck
 
@@ -137,12 +142,11 @@ def _checkpoint(lane: Lane) -> Check:
     if lane.kind == "cpu":
         # The tiny Ling is built in its own place only; another one is the user's.
         ours = lane.model.absolute() == tiny_model(lane.root).absolute()
-        shipped = lane.model.absolute().parent == (lane.root / "models").absolute()
         remedy = (
             "run `sparkling tiny`"
             if ours
             else f"take {lane.model.name} back from the repository (git checkout models)"
-            if shipped
+            if shipped(lane)
             else "name the folder of a whole checkpoint"
         )
     if not lane.model.is_dir():
@@ -187,7 +191,9 @@ def _memory(lane: Lane) -> Check:
 
 def _disk(lane: Lane) -> Check:
     want, place = DISK_GB[lane.kind], lane.root
-    if lane.kind != "cpu":
+    if shipped(lane):
+        want = DISK_GB["cpu"]
+    elif lane.kind != "cpu":
         # What is downloaded already, whole or in part, needs no room any more.
         have = sum(p.stat().st_size for p in lane.model.rglob("*") if p.is_file()) / 1e9
         want = max(DISK_GB["cpu"], round(want - have, 1))

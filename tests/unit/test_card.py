@@ -252,6 +252,7 @@ def test_the_memory_needed_is_what_a_start_asks_for(lane, root, monkeypatch):
         model=root / "models/sparklet",
     )
     assert max(needs.memory_gib(small)) < 10
+    assert needs.check(["disk"], small)[0].need == "1 GB of free disk"
 
 
 def test_a_missing_checkpoint_says_how_to_get_one(lane, monkeypatch):

@@ -326,6 +326,12 @@ def test_weights_that_are_there_need_no_room(spark):
     assert found.verdict == FAIL and "SPARKLING_MODEL" in found.remedy
 
 
+def test_a_checkpoint_of_the_repository_is_not_downloaded(spark):
+    lane = replace(spark.lane, kind="gpu", model=spark.lane.root / "models" / "sparklet")
+    found = doctor_machine.disk(replace(spark, lane=lane))
+    assert found.needed == "9 GB" and "70.4" not in found.why
+
+
 def test_what_a_stopped_download_left_needs_no_room(spark):
     (spark.lane.model / ".fetch").mkdir(parents=True)
     with (spark.lane.model / ".fetch" / "m.safetensors.part").open("wb") as file:
@@ -472,7 +478,13 @@ def test_the_fork_needs_no_plugin_but_git(spark):
 def test_no_environment_yet(spark, tmp_path):
     bare = replace(spark, lane=replace(spark.lane, server_python=tmp_path / "none"))
     found = Findings(doctor_software.server(bare))
-    assert found.of("server").remedy == "`sparkling setup` builds it from env/server-spark.txt"
+    how = "run `sparkling setup --lane spark`, which builds it from env/server-spark.txt"
+    assert found.of("server").remedy == how
+    fork = replace(
+        bare, lane=replace(bare.lane, edition="fork"), book=bare.book.with_edition("fork")
+    )
+    told = Findings(doctor_software.server(fork)).of("server").remedy
+    assert told.startswith("run `sparkling setup --lane spark --edition fork`, which")
     assert found.of("server.lock").verdict == NOT_HERE
 
 
