@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkling import card, recipe, store
+from sparkling import card, needs, recipe, store
 from sparkling._toml import closest
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
@@ -49,6 +49,22 @@ def choose(folder: Path, names: Sequence[str] | None) -> list[Path]:
     return [p for stem, p in every.items() if stem in wanted]
 
 
+def in_turn(
+    lane: Lane, chosen: Sequence[Path], cards: Mapping[str, card.Card], brings: str = "20_weights"
+) -> list[Path]:
+    """`chosen`, but what asks a model before the notebook that brings it comes last, where a GPU's
+    lane has no checkpoint yet."""
+    early = [
+        path
+        for path in chosen
+        if path.stem < brings and path.stem in cards and "checkpoint" in cards[path.stem].needs
+    ]
+    fetched = lane.kind != "cpu" and any(path.stem == brings for path in chosen)
+    if not early or not fetched or needs.check(["checkpoint"], lane).ok:
+        return list(chosen)
+    return [path for path in chosen if path not in early] + early
+
+
 def run_suite(
     lane: Lane,
     *,
@@ -77,6 +93,7 @@ def run_suite(
     chosen = choose(folder, notebooks or names)
     sources = {p.stem: load_notebook(p) for p in chosen}
     text = card.load(folder)
+    chosen = in_turn(lane, chosen, text)
     declared = {p.stem: defaults_of(sources[p.stem], p.name) for p in chosen}
     known = {name for defaults in declared.values() for name in defaults}
     values = {k: v for k, v in before.items() if k in known} | dict(params or {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -537,3 +539,18 @@ def test_kernels_find_this_environment_first(tmp_path):
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert env["JUPYTER_RUNTIME_DIR"].startswith(str(tmp_path / "s"))
     assert env["SPARKLING_LANE"] == "cpu"
+
+
+def test_what_asks_a_model_comes_last_where_none_is_there_yet(tmp_path):
+    books = ROOT / "notebooks"
+    cards, every = card.load(books), suite.choose(books, None)
+    here = make_lane(tmp_path)
+    spark = dataclasses.replace(here, kind="spark")
+    turned = [path.stem for path in suite.in_turn(spark, every, cards)]
+    assert turned[:2] == ["10_environment", "20_weights"] and turned[-1] == "00_start_here"
+    assert sorted(turned) == sorted(path.stem for path in every)
+    assert suite.in_turn(here, every, cards) == every  # the cpu lane's model is in the repository
+    only = suite.choose(books, ["00_start_here", "40_baseline"])
+    assert suite.in_turn(spark, only, cards) == only  # nothing here brings one
+    shutil.copytree(ROOT / "models" / "sparklet", spark.model)
+    assert suite.in_turn(spark, every, cards) == every
