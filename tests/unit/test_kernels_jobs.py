@@ -77,3 +77,9 @@ def test_the_value_is_visible_in_the_childs_environment() -> None:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "12"
+
+
+def test_a_number_beyond_all_reason_is_capped_and_other_digits_are_refused() -> None:
+    assert kj.jobs(200 << 30, 4, {"MAX_JOBS": "9" * 5000}).count == 4
+    with pytest.raises(UsageError, match="FlashInfer would drop it silently"):
+        kj.jobs(200 << 30, 4, {"MAX_JOBS": "\u0664"})
