@@ -275,7 +275,10 @@ class _Run:
             if jobs and free < gate.keep // 4:
                 self._end_for_memory(jobs)
                 return True
+            was = self.holding
             self._throttle(free, jobs)
+            if self.holding and not was:
+                told = 0.0  # a build that stands still says so at once
             self._read()
             self.builder.building_s += now - last
             last = now
