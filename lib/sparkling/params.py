@@ -16,8 +16,8 @@ from sparkling._toml import closest
 from sparkling.errors import UsageError
 from sparkling.workloads import repeats_of, workloads
 
-SET_BY_SUITE = {"lane": "--lane", "run_id": "--run"}
-"""Parameters that the suite gives to every notebook which declares them."""
+SET_BY_SUITE = {"lane": "--lane", "run_id": "--run", "edition": "--edition"}
+"""Parameters that the suite gives to its notebooks, by value or through their environment."""
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _WORDS = {

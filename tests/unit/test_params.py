@@ -126,6 +126,9 @@ def test_what_cannot_be_measured_is_refused(given, said):
 def test_what_the_suite_sets_itself_is_refused_with_the_right_option():
     with pytest.raises(UsageError, match="use --run instead"):
         params.assign(DECLARED, {"run_id": "x"}, {})
+    # By value it would reach the notebooks and not the server's Python, which the suite fixes.
+    with pytest.raises(UsageError, match="use --edition instead"):
+        params.assign({"40_a": {"edition": ""}}, {"edition": "fork"}, {})
 
 
 def test_files_that_are_no_notebooks(tmp_path):
