@@ -377,7 +377,7 @@ def test_a_failing_notebook_is_named_and_the_report_still_exists(root, tmp_path)
     )
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert re.search(r"20_weights, cell \d+ \(.*weightcheck\.check\(model\)", said)
+    assert re.search(r"^20_weights, cell \d+ \(model = nb\.lane\.model\):$", said, re.MULTILINE)
     assert "is short by 100 bytes" in said
     assert re.search(r"^10_environment +\d+\.\d +ok$", said, re.MULTILINE)
     assert re.search(r"^40_baseline +skipped$", said, re.MULTILINE)

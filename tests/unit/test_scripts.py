@@ -108,6 +108,8 @@ class Checkout:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # Background jobs of a shell ignore Ctrl-C, and so would their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     @property
@@ -306,7 +308,7 @@ def test_a_stopped_set_up_ends_pip_and_goes_on_later(checkout, sent):
     running = checkout.start(FAKE_SLOW="30")
     wait_for(checkout, pips=2)
     running.send_signal(sent)
-    said, _ = running.communicate(timeout=20)
+    said, _ = running.communicate(timeout=60)
     assert running.returncode == 130 and "it goes on from here" in said
     time.sleep(0.3)
     left = subprocess.run(["pgrep", "-f", str(checkout.place)], capture_output=True, text=True)
@@ -324,7 +326,7 @@ def test_two_set_ups_at_once_do_the_work_once(checkout):
     first = checkout.start(FAKE_SLOW="2")
     wait_for(checkout, pips=1)
     second = checkout.run()
-    first.communicate(timeout=20)
+    first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
     assert second.stdout.startswith("Another set-up is running")
     assert second.stdout.endswith(".venv is up to date.\n.venv-server is up to date.\n")
