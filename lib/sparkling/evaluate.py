@@ -70,7 +70,8 @@ def evaluate(
     asker = _Asker(
         _client_of(server_or_client), server_or_client, task, settings, stall_s, attempts
     )
-    asker.facts = {**asker.facts, "arm": arm, **(facts or {})}
+    # Times of requests that shared the server are not those of one alone, so each row says it.
+    asker.facts = {**asker.facts, "arm": arm, "concurrency": concurrency, **(facts or {})}
     _check_fits(asker.client, task, settings, concurrency)
     questions = task.questions[:limit]
     with Journal(Path(out)) as journal:

@@ -327,6 +327,8 @@ def test_several_at_once_give_the_same_rows(tmp_path):
     assert (one.done, one.right) == (many.done, many.right) == (9, 9)
     rows = read_rows(tmp_path / "many.jsonl")
     assert sorted(r["id"] for r in rows) == [f"{i:04d}" for i in range(9)]
+    assert {r["concurrency"] for r in rows} == {3}
+    assert {r["concurrency"] for r in read_rows(tmp_path / "one.jsonl")} == {1}
 
 
 def test_more_at_once_than_the_server_takes_is_refused(tmp_path):
