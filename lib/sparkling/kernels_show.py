@@ -148,10 +148,12 @@ def rehearse(folder: Path) -> show.View:
 
 def _stated(seen: list[Tick]) -> Iterator[int]:
     """Available memory as the rehearsal states it: enough until a file is in work, then less than is
-    kept back, then too little, then enough again."""
+    kept back, then too little until a compiler was ended for it, then enough again."""
     plenty, less, little = 1024 * MIB, 400 * MIB, 100 * MIB
     while not any(tick.running for tick in seen):
         yield plenty
-    yield from (less, less, little)
+    yield from (less, less)
+    while not any(tick.state == "waiting for memory" for tick in seen):
+        yield little
     while True:
         yield plenty
