@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparkling import metrics
+from sparkling import gone, metrics
 from sparkling.client import Client
-from sparkling.errors import ServerError, SparklingError, UsageError
+from sparkling.errors import SparklingError, UsageError
 from sparkling.files import Journal
 from sparkling.ladder import Arm, Gain, Ladder, RoundCost, ladder, round_costs, summarise
 from sparkling.reply import Reply
-from sparkling.wire import Refused, Stalled, Unreachable
+from sparkling.wire import Refused
 from sparkling.workloads import Prompt, Workload, digest, repeats_of, workloads
 
 SCHEMA = 1
@@ -249,29 +249,8 @@ class _Bench:
         return reply
 
     def _guard(self, ask: Callable[[], Any]) -> Any:
-        """Turn a server that hangs or is gone into one sentence, with its last words."""
-        try:
+        with gone.told(self.server, lambda: self.answered, "request", self.stall_s):
             return ask()
-        except Stalled as error:
-            raise ServerError(
-                f"The server stopped answering after {self._so_far()} ({self.stall_s:g} s without "
-                f"a token){self._last_words()}; the rows so far are kept: restart it and resume."
-            ) from error
-        except Unreachable as error:
-            raise ServerError(
-                f"The server went away after {self._so_far()}{self._last_words()}; the rows so far "
-                "are kept: restart it and resume."
-            ) from error
-
-    def _so_far(self) -> str:
-        return f"{self.answered} request{'' if self.answered == 1 else 's'}"
-
-    def _last_words(self) -> str:
-        try:
-            tail = self.server.tail(1)
-        except (AttributeError, OSError):
-            return ""
-        return f"; its log ends with: {tail[-1].strip()[:200]}" if tail else ""
 
 
 def reply_row(reply: Reply) -> dict[str, Any]:

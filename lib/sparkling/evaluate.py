@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparkling import extract, gsm8k, metrics, numbers
+from sparkling import extract, gone, gsm8k, metrics, numbers
 from sparkling.client import Client
 from sparkling.errors import RequestError, ServerError, SparklingError, UsageError
 from sparkling.files import Journal
 from sparkling.reply import Reply
 from sparkling.stats import wilson
 from sparkling.tally import Tally
-from sparkling.wire import Refused, Stalled, Unreachable
+from sparkling.wire import Refused, Unreachable
 from sparkling.workloads import digest
 
 SCHEMA = 1
@@ -313,7 +313,7 @@ class _Asker:
 
     def _ask(self, prompt: str) -> Reply:
         s = self.settings
-        try:
+        with gone.told(self.server, lambda: self.answered, "question", self.stall_s):
             return self.client.chat(
                 prompt,
                 max_tokens=s.max_tokens,
@@ -322,31 +322,11 @@ class _Asker:
                 on_text=self._heed_stop,
                 **s.sampling,
             )
-        except Stalled as error:
-            raise ServerError(
-                f"The server stopped answering after {self._so_far()} ({self.stall_s:g} s without "
-                f"a token){self._last_words()}; the rows so far are kept: restart it and resume."
-            ) from error
-        except Unreachable as error:
-            raise ServerError(
-                f"The server went away after {self._so_far()}{self._last_words()}; the rows so far "
-                "are kept: restart it and resume."
-            ) from error
 
     def _refuse_for_good(self, error: Refused) -> None:
         """Raise what would meet every question alike: a wrong key, a prompt too long for all."""
         if error.status in _FOR_GOOD or (error.status == 400 and not self.answered):
             raise error
-
-    def _so_far(self) -> str:
-        return f"{self.answered} question{'' if self.answered == 1 else 's'}"
-
-    def _last_words(self) -> str:
-        try:
-            tail = self.server.tail(1)
-        except (AttributeError, OSError):
-            return ""
-        return f"; its log ends with: {tail[-1].strip()[:200]}" if tail else ""
 
 
 def _client_of(server_or_client: Any) -> Client:
