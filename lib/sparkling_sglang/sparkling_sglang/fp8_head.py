@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparkling_sglang import status
+from sparkling_sglang.head_refusals import refusal, refusal_of_model, refuse_updates
 
 if TYPE_CHECKING:
     from sparkling_sglang.patches import Patches
@@ -120,6 +121,9 @@ class Fp8HeadMethod:
             logits = logits + bias.float()
         return logits.to(x.dtype)
 
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Nothing: SGLang calls it on every method when a session of weight updates ends."""
+
 
 def quantize_head(head: Any, *, count: bool = False) -> tuple[int, int]:
     """Replace a loaded ``ParallelLMHead``'s weight by its FP8 form, in place.
@@ -148,52 +152,6 @@ def quantize_head(head: Any, *, count: bool = False) -> tuple[int, int]:
     return before, q.numel() * q.element_size() + scale.numel() * scale.element_size()
 
 
-def refusal(args: Any) -> str | None:
-    """Why the server's arguments forbid an FP8 head, in one sentence, or None.
-
-    Args:
-        args: SGLang's ``ServerArgs``.
-    """
-    if args.enable_fp32_lm_head:
-        return (
-            "The FP8 LM head (SPARKLING_FP8_LM_HEAD) and --enable-fp32-lm-head contradict each "
-            "other: drop one of them."
-        )
-    if args.tp_size > 1:
-        return (
-            f"The FP8 LM head (SPARKLING_FP8_LM_HEAD) works on one device and --tp-size is "
-            f"{args.tp_size}: drop one of them."
-        )
-    if args.enable_lora or args.lora_paths:
-        return (
-            "The FP8 LM head (SPARKLING_FP8_LM_HEAD) cannot carry LoRA adapters: drop one of them."
-        )
-    return None
-
-
-def refusal_of_model(model: Any) -> str | None:
-    """Why a loaded target model's head cannot be quantized, in one sentence, or None."""
-    head = getattr(model, "lm_head", None)
-    if head is None:
-        return (
-            f"{type(model).__name__} has no lm_head to quantize to FP8: start without "
-            "SPARKLING_FP8_LM_HEAD."
-        )
-    config = getattr(model, "config", None)
-    others = (p for m in model.modules() if m is not head for p in m.parameters(recurse=False))
-    if getattr(config, "tie_word_embeddings", False) or any(p is head.weight for p in others):
-        return (
-            "The checkpoint ties lm_head to the word embeddings, which need BF16: start without "
-            "SPARKLING_FP8_LM_HEAD."
-        )
-    if getattr(config, "enable_lm_head_fp32", False):
-        return (
-            "The checkpoint asks for a float32 lm_head (enable_lm_head_fp32): start without "
-            "SPARKLING_FP8_LM_HEAD."
-        )
-    return None
-
-
 def _loaded(_result: Any, runner: Any) -> None:
     """After ``ModelRunner.load_model``: quantize the target's head; the draft gets it later."""
     if runner.is_draft_worker:
@@ -204,6 +162,7 @@ def _loaded(_result: Any, runner: Any) -> None:
     head = runner.model.lm_head
     before_dtype = status.dtype_name(head.weight.dtype)
     before, after = quantize_head(head, count=status.current is not None)
+    refuse_updates(head)
     method = head.quant_method
     # The wording of the first sentence is the fork's, so one log parser reads both.
     logger.info(
