@@ -25,6 +25,27 @@ TRAP = "SPARKLING_TRAP"
 TRAPS = ("tensor-only",)
 PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD", TRAP)
 
+# What the plugin's head refuses at start-up (sparkling_sglang/head_refusals.py), refused before that:
+# flag, the values that forbid it (None: any), and why.
+HEAD_FORBIDS: tuple[tuple[str, tuple[Any, ...] | None, str], ...] = (
+    ("enable-lora", None, "the FP8 head cannot carry LoRA adapters"),
+    ("lora-paths", None, "the FP8 head cannot carry LoRA adapters"),
+    ("enable-multi-layer-eagle", None, "its drafts get the head's tensor without its scales"),
+    ("speculative-token-map", None, "it takes rows of the FP8 head without their scales"),
+    (
+        "startup-weight-load-mode",
+        ("overlap",),
+        "the head is quantized before the weights are there",
+    ),
+    ("weight-cache-mode", ("daemon", "client"), "another process would keep the BF16 head"),
+    (
+        "remote-instance-weight-loader-start-seed-via-transfer-engine",
+        None,
+        "it would hand out the memory of the BF16 head, which is gone",
+    ),
+    ("rl-on-policy-target", None, "the FP8 head changes the logits that a trainer expects"),
+)
+
 # SGLang resolves NEXTN to EAGLE, and for Ling both mean the checkpoint's own NextN layer.
 NEXTN = ("NEXTN", "EAGLE")
 ALGORITHMS = (*NEXTN, "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
@@ -161,6 +182,16 @@ def _head(s: Settings) -> None:
         raise s.refuse(
             on[0], "contradicts enable-fp32-lm-head: the head is FP8 or FP32, so unset one of them"
         )
+    if FP8_HEAD_VARIABLES[0] not in on:
+        return  # the fork's own head: what it goes with is the fork's business
+    for name in ("tp-size", "pp-size"):
+        if s.flags.get(name, 1) > 1:
+            raise s.refuse(
+                on[0], f"contradicts {name} {s.flags[name]}: the FP8 head works on one device"
+            )
+    for name, values, why in HEAD_FORBIDS:
+        if name in s.flags and (values is None or s.flags[name] in values):
+            raise s.refuse(on[0], f"contradicts {name}: {why}, so unset one of them")
 
 
 def _moe(s: Settings) -> None:

@@ -223,8 +223,12 @@ def test_a_variant_changes_only_what_it_declares(root, name):
             plain = render(book, stage, edition=variant.edition)
             changes = diff(plain, render(book, stage, variant.name))
             seen |= {change.name for change in changes}
-            launch = render(book, stage, variant.name)
-            assert launch.switches == render(book, stage).switches
+            # A switch stays as it is, unless the variant says that it has to go without it.
+            kept = render(book, stage).switches
+            for switch, part in variant.with_.items():
+                if {"SPARKLING_FP8_LM_HEAD"} & set(part.unset_env):
+                    kept = {**kept, switch: False}
+            assert render(book, stage, variant.name).switches == kept
         assert seen == declared, variant.name
 
 
@@ -333,6 +337,9 @@ def test_two_gpus_are_another_regime(flash):
     assert launch.value("max-running-requests") == "64"
     assert launch.words("mem-fraction-static") is None
     assert "two GPUs" in launch.regime and launch.regime != one.regime == flash.regime
+    # The plugin's head works on one device: it refuses, so the recipe does not ask for it.
+    assert "SPARKLING_FP8_LM_HEAD" not in launch.env
+    assert launch.switches == {"humming": True, "fp8-head": False, "nextn": True}
 
 
 def test_yarn_is_off_and_can_be_turned_on(flash):
@@ -436,12 +443,13 @@ def test_json_and_back(flash):
 
 
 def test_diff_says_what_came_went_and_changed(flash):
-    changes = diff(render(flash, "humming"), render(flash, "nextn", "two-gpu"))
+    changes = diff(render(flash, "humming"), render(flash, "nextn", "many-users"))
     by_name = {change.name: change for change in changes}
-    assert by_name["--tp-size"] == Change("flag", "--tp-size", "1", "2")
+    users = "--max-running-requests"
+    assert by_name[users] == Change("flag", users, "1", "16")
     assert by_name["--enable-fp32-lm-head"] == Change("flag", "--enable-fp32-lm-head", "", None)
     assert by_name["SPARKLING_FP8_LM_HEAD"] == Change("env", "SPARKLING_FP8_LM_HEAD", None, "1")
-    assert str(by_name["--tp-size"]) == "~ --tp-size 1 -> 2"
+    assert str(by_name[users]) == "~ --max-running-requests 1 -> 16"
     assert str(by_name["--enable-fp32-lm-head"]) == "- --enable-fp32-lm-head"
     assert str(by_name["SPARKLING_FP8_LM_HEAD"]) == "+ SPARKLING_FP8_LM_HEAD=1"
     assert [change.kind for change in changes] == sorted(

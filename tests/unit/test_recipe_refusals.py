@@ -690,6 +690,55 @@ def test_the_forks_variable_is_ignored_by_stock_sglang(tmp_path):
     )
 
 
+HEAD_AND = {
+    "tp-size": ("tp-size = 2", "contradicts tp-size 2: the FP8 head works on one device."),
+    "pp-size": ("pp-size = 2", "contradicts pp-size 2: the FP8 head works on one device."),
+    "enable-lora": ("enable-lora = true", "cannot carry LoRA adapters"),
+    "lora-paths": ('lora-paths = ["a"]', "cannot carry LoRA adapters"),
+    "enable-multi-layer-eagle": ("enable-multi-layer-eagle = true", "without its scales"),
+    "speculative-token-map": ('speculative-token-map = "m.pt"', "without their scales"),
+    "startup-weight-load-mode": ('startup-weight-load-mode = "overlap"', "before the weights"),
+    "weight-cache-mode": ('weight-cache-mode = "daemon"', "would keep the BF16 head"),
+    "remote-instance-weight-loader-start-seed-via-transfer-engine": (
+        "remote-instance-weight-loader-start-seed-via-transfer-engine = true",
+        "which is gone",
+    ),
+    "rl-on-policy-target": ('rl-on-policy-target = "fsdp"', "that a trainer expects"),
+}
+
+
+@pytest.mark.parametrize("flag", HEAD_AND)
+def test_what_the_fp8_head_cannot_go_with_is_refused_before_anything_starts(tmp_path, flag):
+    line, why = HEAD_AND[flag]
+    # Laid over every stage, with as many GPUs as it takes: only the head's stages refuse it.
+    text = edit(("[variants.v.flags]\npage-size = 64", f"gpus = 2\n[variants.v.flags]\n{line}"))
+    text = text.replace('[noop]\npage-size = "None."\n', "")
+    if not flag.endswith("p-size"):
+        text = text.replace("gpus = 2\n", "")
+    if flag.startswith("speculative"):  # where there is speculation
+        text = text.replace("[variants.v.flags]", "[variants.v.with.nextn.flags]")
+    said = refused(tmp_path, text)
+    assert said.startswith(
+        f"table [stages.fp8-head.env], key SPARKLING_FP8_LM_HEAD: contradicts {flag}"
+    )
+    assert why in said
+    # A value that forbids nothing, and a variant without the head, pass.
+    for better in (
+        text.replace("overlap", "serial").replace("daemon", "off"),
+        text + '\n[variants.v.with.fp8-head]\nunset_env = ["SPARKLING_FP8_LM_HEAD"]\n',
+    ):
+        path = tmp_path / "better.toml"
+        path.write_text(better)
+        if better != text:
+            assert load(path, root=tmp_path).render("nextn", model="/m", variant="v")
+
+
+def test_every_rule_of_the_head_is_tried_here():
+    from sparkling._rules import HEAD_FORBIDS
+
+    assert {name for name, *_ in HEAD_FORBIDS} | {"tp-size", "pp-size"} == set(HEAD_AND)
+
+
 # -- files ---------------------------------------------------------------------------------------
 
 
@@ -779,6 +828,7 @@ def test_an_alias_in_a_stage_replaces_the_parents_flag(tmp_path):
         ('why = "To have one."', 'why = "To have one."\ngpus = 2'),
         ("page-size = 64", "page-size = 64\ntensor-parallel-size = 2"),
     )
+    text += '\n[variants.v.with.fp8-head]\nunset_env = ["SPARKLING_FP8_LM_HEAD"]\n'
     path = tmp_path / "r.toml"
     path.write_text(text)
     launch = load(path, root=tmp_path).render("nextn", model="/m", variant="v")
