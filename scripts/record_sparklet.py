@@ -9,7 +9,8 @@ Greedy answers with log-probabilities, repetitive text and sampled answers, each
 own speculation counters; what was recorded is on the disk after every answer. `--start` starts the
 server itself, with the Python that runs this script and nothing installed but SGLang: Humming (where
 the recipe has it) and NEXTN, the LM head in BF16, so that no plugin of ours is needed on a GPU. Its
-log becomes OUT.log. The recording of a GPU belongs to tests/data/sparklet/h200-nextn.json.
+log becomes OUT.log. `record_sparklet_gpu.py` starts several on a GPU, for what tests/data/sparklet
+holds of one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +47,20 @@ def call(url: str, body: dict[str, Any] | None = None, timeout: float = 300) -> 
         return json.load(reply)
 
 
-def wait(url: str, deadline: float) -> float:
-    """Seconds until the server answers one token. Raises TimeoutError."""
+def wait(url: str, deadline: float, process: subprocess.Popen[bytes] | None = None) -> float:
+    """Seconds until the server answers one token.
+
+    Raises TimeoutError, and RuntimeError when `process`, the server, has ended.
+    """
     began = time.monotonic()
-    while time.monotonic() - began < deadline:
+    body = {"text": "1", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    while (left := deadline - (time.monotonic() - began)) > 0:
         try:
-            body = {"text": "1", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
-            call(f"{url}/generate", body, timeout=deadline)
+            call(f"{url}/generate", body, timeout=left)
             return time.monotonic() - began
         except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if process is not None and process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode}") from None
             time.sleep(1)
     raise TimeoutError(f"{url} did not answer within {deadline:.0f} s")
 
@@ -207,11 +216,22 @@ def verdict(found: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(name: str, model: Path, port: int, log: Path) -> Any:
-    """A server of a recipe with every switch it can have but the FP8 head; yields (url, facts)."""
+def started(
+    name: str,
+    model: Path,
+    port: int,
+    log: Path,
+    switches: Sequence[str] = ("humming", "nextn"),
+    variant: str | None = None,
+    flags: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[tuple[str, dict[str, Any], subprocess.Popen[bytes]]]:
+    """A server of a recipe with these switches, as far as the recipe has them, and more flags and
+    variables; yields (url, facts, process)."""
     book = recipe.load(name, root=ROOT)
-    on = [s for s in ("humming", "nextn") if s == "nextn" or book.available(s) is None]
-    launch = book.render(book.combination(on), model=model, port=port)
+    on = [s for s in switches if s == "nextn" or book.available(s) is None]
+    launch = book.render(book.combination(on), model=model, port=port, variant=variant)
+    launch = replace(launch, argv=(*launch.argv, *flags), env={**launch.env, **(env or {})})
     command = [sys.executable, *launch.argv]
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -224,7 +244,7 @@ def started(name: str, model: Path, port: int, log: Path) -> Any:
         )
     try:
         facts = {"recipe": name, "stage": launch.stage, "command": launch.shell()}
-        yield f"http://127.0.0.1:{port}", facts
+        yield f"http://127.0.0.1:{port}", facts, process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -239,10 +259,11 @@ def started(name: str, model: Path, port: int, log: Path) -> Any:
 def _record(args: argparse.Namespace) -> int:
     log = args.out.with_suffix(".log")
     with contextlib.ExitStack() as stack:
-        url, facts = args.url, {}
+        url, facts, process = args.url, {}, None
         if args.start:
-            url, facts = stack.enter_context(started(args.recipe, args.model, args.port, log))
-        print(f"ready after {wait(url, args.ready):.0f} s", flush=True)
+            server = started(args.recipe, args.model, args.port, log, flags=shlex.split(args.flags))
+            url, facts, process = stack.enter_context(server)
+        print(f"ready after {wait(url, args.ready, process):.0f} s", flush=True)
         made = record(
             url, args.model, args.out, args.greedy, args.sampled, args.repeated, args.budget, facts
         )
@@ -272,6 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     which.add_argument("--start", action="store_true", help="start one, and stop it")
     one.add_argument("--recipe", default="sparklet-gpu", help="for --start (sparklet-gpu)")
     one.add_argument("--port", type=int, default=30790, help="for --start (30790)")
+    one.add_argument("--flags", default="", help="for --start: more flags, as one word")
     one.add_argument("--model", type=Path, default=ROOT / "models" / "sparklet")
     one.add_argument("--greedy", type=int, default=50)
     one.add_argument("--sampled", type=int, default=50)

@@ -98,7 +98,7 @@ def test_a_started_server_has_every_switch_but_the_fp8_head(script, monkeypatch,
     monkeypatch.setattr(script.subprocess, "Popen", Process)
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)  # the engine's tests set it
     for name in ("sparklet-gpu", "sparklet"):
-        with script.started(name, tmp_path, 30799, tmp_path / "x.log") as (url, facts):
+        with script.started(name, tmp_path, 30799, tmp_path / "x.log") as (url, facts, _):
             assert url == "http://127.0.0.1:30799" and facts["recipe"] == name
     (gpu, gpu_env), (cpu, cpu_env) = asked
     assert "humming" in gpu and "humming" not in cpu
