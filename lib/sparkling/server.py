@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkling import (
     claims,
+    headcheck,
     kernels_flashinfer,
     kernels_jobs,
     machine,
@@ -193,7 +194,7 @@ def start(
         watch: where the watchdog warns and ends the server; `memory.watch_limits()` if not given.
 
     Raises:
-        UsageError: interpreter or checkpoint missing, bad API key.
+        UsageError: interpreter or checkpoint missing, bad API key, a head that cannot be FP8.
         NoMemory: what it needs is not there, or another model holds the GPU.
         ServerError: port taken.
         StartFailed: the server died, hangs or answers without generating. It is stopped then.
@@ -211,6 +212,7 @@ def start(
             "needs it, so move the recipe's settings into flags."
         )
     _check_model(launch.argv)
+    headcheck.require(launch)
     if not _on_cpu(launch.argv):
         toolpath.cuda_home()  # a bad one would cost a failed compile, after the weights
     need = memory.need_of(launch, consent=consent)
