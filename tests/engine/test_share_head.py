@@ -123,9 +123,25 @@ def test_a_bf16_weight_shared_as_a_tensor_is_the_same_head(init_lm_head, kept):
 
 def test_other_draft_models_are_left_alone(init_lm_head, kept):
     kind = draft_class("LlamaForCausalLMEagle")
-    init_lm_head(True)(worker(kind(), quantized()))
+    init_lm_head(True)(worker(kind(), head()))
     assert not hasattr(kind, "set_lm_head_from_target")
     assert kept.get("draft") is None
+    # One that takes modules over by itself is right with a quantized head, too.
+    kind.set_lm_head_from_target = share_head.set_lm_head_from_target
+    one, target = kind(), quantized()
+    init_lm_head(True)(worker(one, target))
+    assert one.lm_head is target
+
+
+def test_another_models_draft_with_the_bare_fp8_tensor_stops_the_server(init_lm_head, caplog):
+    kind = draft_class("LlamaForCausalLMEagle")
+    with pytest.raises(share_head.DraftHeadError) as stopped:
+        init_lm_head(True)(worker(kind(), quantized()))
+    message = str(stopped.value)
+    assert "LlamaForCausalLMEagle took the target's FP8 lm_head as a bare tensor" in message
+    assert "it lacks the scales" in message and "\n" not in message
+    init_lm_head(False)(worker(kind(), quantized()))
+    assert "as a bare tensor" in caplog.text
 
 
 def test_each_kind_of_difference_is_named():

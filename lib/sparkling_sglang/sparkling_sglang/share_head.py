@@ -60,9 +60,10 @@ def _check(strict: bool, worker: Any) -> None:
     from sglang.srt.lora.layers import unwrap_lora_layer
 
     draft = worker.draft_runner.model
+    target = unwrap_lora_layer(getattr(worker.target_worker.model_runner.model, "lm_head", None))
     if type(draft).__name__ != DRAFT_CLASS:
+        _check_other(strict, target, draft)
         return
-    target = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
     problem = difference(target, draft.lm_head)
     dtype = status.dtype_name(draft.lm_head.weight.dtype)
     status.update(
@@ -83,6 +84,24 @@ def _check(strict: bool, worker: Any) -> None:
     if strict:
         raise DraftHeadError(sentence)
     logger.warning(sentence)  # where a trap was set, its own warning stands above
+
+
+def _check_other(strict: bool, target: Any, draft: Any) -> None:
+    """Another model's draft is left alone, unless it took a quantized head's tensor only."""
+    head = getattr(draft, "lm_head", None)
+    if head is None or not hasattr(target, "weight_scale"):
+        return
+    problem = difference(target, head) if head.weight is target.weight else None
+    if problem is None:
+        return
+    sentence = (
+        f"The draft {type(draft).__name__} took the target's FP8 lm_head as a bare tensor: "
+        f"{problem}, so its drafts would not be accepted: start without SPARKLING_FP8_LM_HEAD, or "
+        "without speculation."
+    )
+    if strict:
+        raise DraftHeadError(sentence)
+    logger.warning(sentence)
 
 
 def register(patches: Patches, *, hand_over: bool) -> None:
