@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from sparkling_sglang import bench_shapes, shapes_experts, shapes_head, shapes_read
+from sparkling_sglang import bench_shapes, shapes_backends, shapes_experts, shapes_head, shapes_read
 from sparkling_sglang.shapes_timing import HostTimer
 
 CPU = torch.device("cpu")
-SMALL = shapes_experts.ExpertShape(experts=16, top_k=4, hidden=64, intermediate=32)
+SMALL = shapes_backends.ExpertShape(experts=16, top_k=4, hidden=64, intermediate=32)
 
 
 def noise(seed: int = 3) -> torch.Generator:
@@ -27,7 +27,7 @@ class Plain:
 
     def prepare(self, layer):
         layer.dense = {
-            name: shapes_experts.dequantize(
+            name: shapes_backends.dequantize(
                 getattr(layer, f"{name}_weight"),
                 getattr(layer, f"{name}_weight_scale").view(torch.uint8),
             )
@@ -47,7 +47,7 @@ class Plain:
 
 
 def test_independent_routes_have_the_expected_union():
-    shape = shapes_experts.ExpertShape()
+    shape = shapes_backends.ExpertShape()
     routes = shapes_experts.draw(shape, 200, 4, "random", noise())
     assert routes.shape == (200, 4, 8) and routes.dtype == torch.int32
     # A token never chooses an expert twice, and the union of one token is the top k.
@@ -69,7 +69,7 @@ def test_repeated_routes_are_the_same_within_a_call_and_differ_between_calls():
 def test_codes_mean_what_the_format_says():
     # Codes 1 (0.5) and 15 (-6) in one byte, the lower half first; scale exponents 127 and 128.
     codes = torch.full((1, 32), 0xF1, dtype=torch.uint8)
-    values = shapes_experts.dequantize(codes, torch.tensor([[127, 128]], dtype=torch.uint8))
+    values = shapes_backends.dequantize(codes, torch.tensor([[127, 128]], dtype=torch.uint8))
     assert values.shape == (1, 64)
     assert values[0, :4].tolist() == [0.5, -6.0, 0.5, -6.0]
     assert values[0, 32:34].tolist() == [1.0, -12.0]

@@ -195,12 +195,13 @@ def measure_head(record: Record, timer: Any, device: Any) -> None:
 
 
 def measure_experts(record: Record, timer: Any, device: Any, backend: str) -> None:
+    from sparkling_sglang import shapes_backends
     from sparkling_sglang import shapes_experts as experts
 
-    shape = experts.ExpertShape()
+    shape = shapes_backends.ExpertShape()
     record.put(expert_shape=vars(shape))
     layers = experts.layers_that_fit(shape, device)
-    bench = experts.Bench(experts.BACKENDS[backend](shape), shape, device, layers=layers)
+    bench = experts.Bench(shapes_backends.BACKENDS[backend](shape), shape, device, layers=layers)
     facts = bench.facts()
     record.put(backends={**record.fields.get("backends", {}), backend: facts})
     _say(record, f"{backend}: {layers} layers ready in {bench.setup_s:.1f} s, {facts}")

@@ -63,7 +63,7 @@ class GraphTimer:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):  # compiles, and lets libraries choose before the capture
-                for call in range(min(calls, 3)):
+                for call in range(min(calls, 8)):
                     step(call)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
