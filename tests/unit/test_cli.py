@@ -877,3 +877,15 @@ def test_without_a_server_environment(monkeypatch, capsys, tmp_path):
     assert said == (
         f"There is no server environment at {tmp_path / 'python'}; run ./scripts/setup.sh."
     )
+
+
+def test_as_a_module_where_the_command_is_not_installed():
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkling", "--version"],
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("sparkling ")
