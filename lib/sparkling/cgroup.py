@@ -4,6 +4,13 @@ A limit anywhere between the process's own group and the root holds, so every le
 Memory: the kernel's documentation of `memory.max`, `memory.high`, `memory.current` and `memory.stat`
 (v2), `memory.limit_in_bytes`, `memory.usage_in_bytes` (v1). CPUs: `cpu.max` (v2) and
 `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1).
+
+What a group's usage counts and the kernel gives back before it refuses memory is the same as
+MemAvailable counts for the whole machine (`si_mem_available` in mm/show_mem.c): the file pages of both
+lists and reclaimable slab. A file that was read twice, or written and then hashed, is on the *active*
+list: 70 GB of weights just downloaded are, and they go as readily. Shared memory and tmpfs are
+not on these lists, nor is what is locked. File pages that have yet to be written are taken off,
+for they go only once the disk has them.
 """
 
 from __future__ import annotations
@@ -35,8 +42,8 @@ class Group:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What one level allows. `used` is what cannot be reclaimed at once: without inactive file
-    cache, which the kernel drops before it refuses memory."""
+    """What one level allows. `used` is what cannot be reclaimed at once: without the clean file
+    cache and reclaimable slab that the kernel drops before it refuses memory."""
 
     folder: str
     version: int
@@ -93,10 +100,25 @@ def _number(text: str | None) -> int | None:
     return int(word) if word.isdigit() else None
 
 
-def _stat(text: str | None, *names: str) -> int:
-    """The first of `names` that a `memory.stat` holds, else 0."""
-    found = dict(line.split()[:2] for line in (text or "").splitlines() if len(line.split()) >= 2)
-    return next((_number(found[name]) or 0 for name in names if name in found), 0)
+DROPPED = ("inactive_file", "active_file", "slab_reclaimable")
+UNWRITTEN = (("file_dirty", "dirty"), ("file_writeback", "writeback"))  # v2's name, v1's
+
+
+def droppable(stat: str | None, version: int) -> int:
+    """Bytes that a group's `memory.stat` says the kernel would give back at once; see above. v1 names
+    what a group holds with all below it "total_…", and has no figure for slab."""
+    found = {}
+    for line in (stat or "").splitlines():
+        name, _, value = line.partition(" ")
+        found[name] = _number(value) or 0
+
+    def of(name: str) -> int:
+        return (
+            found.get(f"total_{name}", found.get(name, 0)) if version == 1 else found.get(name, 0)
+        )
+
+    held = sum(of(name) for name in DROPPED)
+    return max(0, held - sum(of(names[version == 1]) for names in UNWRITTEN))
 
 
 def memory_limits(read: Read = read_text) -> list[MemoryLimit]:
@@ -112,15 +134,13 @@ def memory_limits(read: Read = read_text) -> list[MemoryLimit]:
                 _number(read(f"{group.folder}/{name}")) for name in ("memory.max", "memory.high")
             ]
             used = _number(read(f"{group.folder}/memory.current"))
-            names = ("inactive_file",)
         else:
             told = [_number(read(f"{group.folder}/memory.limit_in_bytes"))]
             used = _number(read(f"{group.folder}/memory.usage_in_bytes"))
-            names = ("total_inactive_file", "inactive_file")
         limits = [limit for limit in told if limit is not None]
         if not limits:
             continue
-        cache = _stat(read(f"{group.folder}/memory.stat"), *names)
+        cache = droppable(read(f"{group.folder}/memory.stat"), group.version)
         taken = max(0, (used or 0) - cache)
         found.append(MemoryLimit(group.folder, group.version, min(limits), taken))
     return found

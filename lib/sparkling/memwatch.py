@@ -25,7 +25,7 @@ HORIZON_S = 1.0
 # Above this multiple of `warn` a warning is over, so that it is not given again at every tick.
 CALM = 1.25
 GIB = 2**30
-KINDS = ("inactive", "active")  # of a group's file cache
+DROPPED = ("inactive_file", "active_file", "slab_reclaimable")  # as in `cgroup`
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,11 @@ def available(limits: Limits) -> int | None:
         usage = "memory.current" if version == 2 else "memory.usage_in_bytes"
         used = _number(os.path.join(folder, usage))
         if used is not None:
-            # All file cache: weights that were read twice (hashed, then loaded) count as active, and
-            # the kernel drops them all the same. Before a start only inactive cache counts as free
-            # (`cgroup`); ending a server for cache would be worse than that.
+            # As before a start (`cgroup`), but with pages that have yet to be written: they go a
+            # moment later, and ending a server for cache would be worse than that.
             before = "" if version == 2 else "total_"
             stat = os.path.join(folder, "memory.stat")
-            dropped = sum(_field(stat, f"{before}{kind}_file ") or 0 for kind in KINDS)
+            dropped = sum(_field(stat, f"{before}{kind} ") or 0 for kind in DROPPED)
             found.append(max(0, limit - max(0, used - dropped)))
     return min(found, default=None)
 

@@ -178,11 +178,14 @@ V2 = {"/proc/self/cgroup": "0::/a/b\n"}
 INNER, OUTER = "/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a"
 
 
-def v2(folder: str, limit: int | str, current: int, inactive: int = 0) -> dict[str, str]:
+def v2(
+    folder: str, limit: int | str, current: int, inactive: int = 0, **more: int
+) -> dict[str, str]:
+    stat = {"anon": 1, "file": 96 * GIB, "inactive_file": inactive, "active_file": 0, **more}
     return {
         f"{folder}/memory.max": f"{limit}\n",
         f"{folder}/memory.current": f"{current}\n",
-        f"{folder}/memory.stat": f"anon 1\ninactive_file {inactive}\nactive_file 7\n",
+        f"{folder}/memory.stat": "".join(f"{name} {value}\n" for name, value in stat.items()),
     }
 
 
@@ -192,6 +195,27 @@ def test_case_33_a_limit_and_its_droppable_cache():
     assert (found.total, found.available, found.limit) == (32 * GIB, 22 * GIB, 32 * GIB)
     assert INNER in found.source and "32.0 GiB" in found.source
     assert (found.host_total, found.host_available) == (SPARK_KB * 1024, 100 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("more", "available"),
+    [
+        # Weights that were fetched and then hashed: their pages are on the active list.
+        ({"active_file": 20 * GIB}, 22 * GIB),
+        ({"inactive": 2 * GIB, "active_file": 18 * GIB, "slab_reclaimable": GIB}, 23 * GIB),
+        # Not yet on the disk: not to be had at once.
+        ({"active_file": 20 * GIB, "file_dirty": 3 * GIB, "file_writeback": GIB}, 18 * GIB),
+        ({"active_file": GIB, "file_dirty": 3 * GIB}, 2 * GIB),
+        # tmpfs and shared memory are in `file` and `shmem` and are no cache; nor are anonymous pages,
+        # nor pages that are locked. Mapped pages are on the lists, and MemAvailable counts them too.
+        ({"shmem": 20 * GIB, "inactive_anon": 20 * GIB, "unevictable": 20 * GIB}, 2 * GIB),
+        ({"active_file": 20 * GIB, "file_mapped": 20 * GIB, "slab": 9 * GIB}, 22 * GIB),
+    ],
+)
+def test_case_33_what_a_container_would_get_back(more, available):
+    texts = {**V2, **v2(INNER, 32 * GIB, 30 * GIB, **more)}
+    found = machine.host_memory(reader(texts))
+    assert (found.total, found.available) == (32 * GIB, available)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +269,9 @@ def test_case_33_version_1_counts_the_whole_groups_cache():
         "/sys/fs/cgroup/memory/docker/x/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
     }
     assert machine.host_memory(reader(texts)).available == 3 * GIB
+    stat = "/sys/fs/cgroup/memory/docker/x/memory.stat"
+    texts[stat] += f"active_file 1\ntotal_active_file {2 * GIB}\ndirty 9\ntotal_dirty {GIB}\n"
+    assert machine.host_memory(reader(texts)).available == 4 * GIB
 
 
 @pytest.mark.parametrize(
