@@ -73,6 +73,7 @@ CPU_GRACE_S = 1.0
 
 # A key that needs no quoting anywhere: not in YAML, JSON, an HTTP header or a Python repr. Only so
 # can it be struck out of a log reliably.
+WORD_S = 2.0  # a watchdog's word after the server that it killed; it takes milliseconds
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+/=-]{7,199}")
 # Set by Jupyter for its own process; a server that inherits them imports the notebook's matplotlib
 # backend or colours its log.
@@ -574,10 +575,19 @@ class Server:
     def ended_for_memory(self) -> str | None:
         """Why the watchdog ended this server, in plain words; None if it did not."""
         self._hear()
+        # It kills first and tells a moment later: of a server that has just died, wait for the word.
+        until = time.monotonic() + WORD_S
+        while self.pid and not self._told_end() and time.monotonic() < until:
+            self._hear(0.05)
         for event in self.memory_events:
             if event["level"] == "end":
                 return memwatch.sentence(event)
         return None
+
+    def _told_end(self) -> bool:
+        """Whether everything about this server's end was heard, or it has not ended."""
+        told = any(event["level"] == "end" for event in self.memory_events)
+        return told or self._ended is not None or procs.is_alive(self._identity)
 
     def client(self, **settings: Any) -> Client:
         """A client for this server; `settings` go to `Client`."""
