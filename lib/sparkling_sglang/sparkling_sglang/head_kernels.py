@@ -1,0 +1,190 @@
+"""Compile and launch ``head_kernel.cu``: the FP8 head's product for up to 16 tokens on a GPU.
+
+NVRTC and the driver are called through ``cuda.bindings``, which SGLang installs; the source is
+compiled for the device and the shape in about a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("head_kernel.cu")
+ENTRY = b"fp8_head"
+TILE_ROWS = 16
+
+
+class KernelError(RuntimeError):
+    """The kernel cannot be compiled or launched here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the kernel is built and launched; see the head of ``head_kernel.cu``.
+
+    ``waves`` divides the rows among ``waves`` times as many blocks as the device holds at a time.
+    """
+
+    warps: int
+    fetch: int
+    blocks: int
+    stages: int = 1
+    x_shared: int = 0
+    prefetch: int = 0
+    waves: int = 1
+    groups: int = 1
+
+    def defines(self, hidden: int) -> dict[str, int]:
+        """The macros that ``head_kernel.cu`` is compiled with."""
+        return {
+            "K": hidden,
+            "WARPS": self.warps,
+            "NT": self.groups,
+            "FETCH": self.fetch,
+            "STAGES": self.stages,
+            "XSHARED": self.x_shared,
+            "PREFETCH": self.prefetch,
+            "BLOCKS": self.blocks,
+        }
+
+    def dynamic_shared(self, hidden: int) -> int:
+        """Bytes of shared memory given at launch."""
+        pitch = {0: 0, 1: hidden, 2: hidden + 64}[self.fetch]
+        x = self.groups * 16 * hidden if self.x_shared else 0
+        return self.stages * TILE_ROWS * pitch + x
+
+    def static_shared(self) -> int:
+        """Bytes of shared memory that the kernel declares itself."""
+        columns = self.warps * self.groups * 8
+        return columns * 20 * 2 * 4 + columns * 4 + 8 * self.stages * (self.fetch == 2)
+
+
+def compile_kernel(config: Config, hidden: int, architecture: str) -> bytes:
+    """The cubin for ``architecture`` such as ``sm_90``; needs no GPU.
+
+    Raises:
+        KernelError: NVRTC is missing or refuses; ends with the first line of its log.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise KernelError(f"cuda.bindings cannot be imported: {error}") from error
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    options += [f"-D{name}={value}" for name, value in config.defines(hidden).items()]
+    source = SOURCE.read_bytes()
+
+    def checked(result: tuple) -> object:
+        code, *values = result
+        if int(code) != 0:
+            raise KernelError(f"NVRTC: {code}")
+        return values[0] if values else None
+
+    program = checked(nvrtc.nvrtcCreateProgram(source, b"head_kernel.cu", 0, [], []))
+    try:
+        encoded = [o.encode() for o in options]
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if int(code) != 0:
+            log = b" " * int(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            checked(nvrtc.nvrtcGetProgramLog(program, log))
+            text = log.decode(errors="replace").strip("\0 \n")
+            raise KernelError(f"NVRTC {code}: {text[:2000]}")
+        cubin = b" " * int(checked(nvrtc.nvrtcGetCUBINSize(program)))
+        checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return cubin
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _driver(result: tuple) -> object:
+    code, *values = result
+    if int(code) != 0:
+        raise KernelError(f"CUDA driver: {code}")
+    return values[0] if values else None
+
+
+class Module:
+    """A loaded cubin and its functions, in the current device's primary context."""
+
+    def __init__(self, cubin: bytes) -> None:
+        from cuda.bindings import driver
+
+        self._api = driver
+        self._module = _driver(driver.cuModuleLoadData(cubin))
+
+    def function(self, name: bytes, dynamic_shared: int) -> object:
+        """The kernel ``name``, allowed that much shared memory."""
+        made = _driver(self._api.cuModuleGetFunction(self._module, name))
+        if dynamic_shared > 0:
+            limit = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _driver(self._api.cuFuncSetAttribute(made, limit, dynamic_shared))
+        return made
+
+
+def launch(
+    function: object,
+    grid: int,
+    threads: int,
+    dynamic_shared: int,
+    stream: int,
+    values: Iterable[int],
+    types: Iterable[type],
+) -> None:
+    """Launch on ``stream`` (a ``cudaStream_t`` as a number); may be captured in a CUDA graph."""
+    from cuda.bindings import driver
+
+    _driver(
+        driver.cuLaunchKernel(
+            function, grid, 1, 1, threads, 1, 1, dynamic_shared, stream,
+            (tuple(values), tuple(types)), 0,
+        )
+    )  # fmt: skip
+
+
+class HeadKernel:
+    """The product for one device, shape and configuration.
+
+    Args:
+        cubin: what :func:`compile_kernel` made for ``config``.
+        rows, hidden: the head's shape.
+        multiprocessors: of the device.
+    """
+
+    TYPES = (*(ctypes.c_void_p,) * 4, *(ctypes.c_int,) * 4)
+
+    def __init__(
+        self, cubin: bytes, config: Config, rows: int, hidden: int, multiprocessors: int
+    ) -> None:
+        self.config, self.rows = config, rows
+        self._shared = config.dynamic_shared(hidden)
+        self._module = Module(cubin)
+        self._function = self._module.function(ENTRY, self._shared)
+        blocks = min(multiprocessors * config.blocks * config.waves, -(-rows // TILE_ROWS))
+        self._block_rows = -(-rows // blocks)
+        self._grid = -(-rows // self._block_rows)
+
+    def __call__(self, x, q, scale):
+        """Logits [tokens, rows] bfloat16 of ``x`` [tokens <= 8 * groups, hidden] bfloat16."""
+        import torch
+
+        out = torch.empty(x.shape[0], self.rows, dtype=torch.bfloat16, device=x.device)
+        launch(
+            self._function,
+            self._grid,
+            self.config.warps * 32,
+            self._shared,
+            torch.cuda.current_stream(x.device).cuda_stream,
+            (
+                q.data_ptr(),
+                scale.data_ptr(),
+                x.data_ptr(),
+                out.data_ptr(),
+                x.shape[0],
+                self.rows,
+                x.stride(0),
+                self._block_rows,
+            ),
+            self.TYPES,
+        )
+        return out
