@@ -556,7 +556,8 @@ class Lane:
         self.args, self.gpu = args, gpu
         self.names = [n for n in names if not (args.state / "arms" / f"{n}.json").exists()]
         self.live: list[Server] = []
-        self.first = True
+        # Until one arm is done here, a start compiles kernels.
+        self.first = len(self.names) == len(names)
 
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} gpu {self.gpu}: {text}", flush=True)
