@@ -38,6 +38,7 @@ MORE: tuple[str, ...] = (
     "cli_weights",
     "cli_doctor",
     "cli_kernels",
+    "cli_shapes",
 )
 
 

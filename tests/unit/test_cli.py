@@ -115,6 +115,7 @@ def test_every_command_has_help(capsys):
         "head",
         "weights",
         "kernels",
+        "shapes",
     ]
     for name in names:
         assert f"\n    {name}" in out

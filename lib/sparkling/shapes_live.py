@@ -1,0 +1,92 @@
+"""Measure the decode kernels on this machine's GPU: the benchmark as a child of the server's Python.
+
+It must have the GPU to itself, so it is refused while anything else computes on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sparkling import gpus, server, shapes
+from sparkling.errors import SparklingError, UsageError
+from sparkling.lane import Lane
+
+MODULE = "sparkling_sglang.bench_shapes"
+LIMIT_S = 300.0
+GRACE_S = 30.0  # for the child to see its own limit
+
+Holders = Callable[[], Mapping[int, int | None]]
+
+
+def refusal(lane: Lane, holders: Holders = gpus.holders) -> str | None:
+    """Why the kernels cannot be measured here now, in one sentence, or None."""
+    if lane.kind == "cpu":
+        return "The kernels need an NVIDIA GPU, and lane cpu has none to use."
+    if not lane.server_python.exists():
+        return f"There is no server environment at {lane.server_python}; run {lane.set_up}."
+    held = holders()
+    if held:
+        pid = next(iter(held))
+        return (
+            f"Process {pid} computes on the GPU, and the kernels must have it to themselves: stop it "
+            "(`sparkling stop` ends our servers) and run this again."
+        )
+    return None
+
+
+def measure(
+    lane: Lane,
+    out: Path,
+    *,
+    only: str = "",
+    limit_s: float = LIMIT_S,
+    holders: Holders = gpus.holders,
+) -> shapes.Record:
+    """Run the benchmark and read the record that it leaves at `out` (its output beside it, .log).
+
+    A record that lacks cases is returned with them named in `missing`; the child never outlives this
+    call.
+
+    Raises:
+        UsageError: it cannot run here (see `refusal`).
+        SparklingError: it ended without a usable record.
+    """
+    reason = refusal(lane, holders)
+    if reason:
+        raise UsageError(reason)
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.unlink(missing_ok=True)
+    command = [str(lane.server_python), "-m", MODULE, "--out", str(out)]
+    command += ["--limit-s", f"{limit_s:g}"] + (["--only", only] if only else [])
+    said = out.with_suffix(".log")
+    with said.open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=out.parent,
+            env=server.child_environment({}, lane.server_python),
+            start_new_session=True,
+        )
+        try:
+            child.wait(limit_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # Ctrl-C too
+            if child.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
+    if not out.exists():
+        lines = [line for line in said.read_text("utf-8", "replace").splitlines() if line.strip()]
+        last = lines[-1][:300] if lines else "nothing"
+        raise SparklingError(f"The kernels were not measured; the benchmark said: {last}")
+    return shapes.read(out)

@@ -1,0 +1,310 @@
+"""Records of the kernels: read, refused in one sentence, put against the limit, and measured here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sparkling import cli, shapes, shapes_live, show_shapes
+from sparkling.costmodel import Range
+from sparkling.errors import SparklingError, UsageError
+from sparkling.stats import Interval
+
+EXPERT = 3 * 2560 * 768 * (0.5 + 1 / 32)
+LIMIT = 4e12
+
+
+def case(us: float, **more):
+    return {"us": [us * (1 + 0.001 * i) for i in range(-4, 5)], "calls": 40, "graph": True, **more}
+
+
+def experts(tokens: int, routing: str, union: float, us: float, part: str = "layer"):
+    return case(
+        us,
+        backend="humming",
+        tokens=tokens,
+        routing=routing,
+        part=part,
+        union=[union] * 9,
+        union_least=int(union),
+        union_most=int(union) + 1,
+        union_expected=union,
+    )
+
+
+def data() -> dict:
+    """A record whose numbers are round: a limit of 4 TB/s, one token in 40 µs."""
+    return {
+        "schema": shapes.SCHEMA,
+        "taken": "2026-11-30T00:00:00+00:00",
+        "command": "python -m sparkling_sglang.bench_shapes --out x.json",
+        "complete": True,
+        "stopped": None,
+        "failed": [],
+        "device": {"name": "Made Up 1", "capability": "9.0", "sms": 10},
+        "clocks": {"before": {"clocks.sm": "1980 MHz", "clocks.mem": "3201 MHz"}},
+        "versions": {"torch": "2.11.0"},
+        "bandwidth": {
+            "bytes": 4 * 10**9,
+            "best": "fast",
+            "bytes_s": LIMIT,
+            "ways": {
+                "fast": case(1000.0),
+                "slow": case(1300.0),
+                "broken": {"error": "RuntimeError: no"},
+            },
+        },
+        "head_shape": {"vocab": 157184, "hidden": 2560},
+        "head": [
+            case(210.0, format="BF16", rows=1, kernel="a", bytes=800 * 10**6, relative_error=0.002),
+            case(105.0, format="FP8", rows=1, kernel="b", bytes=400 * 10**6, relative_error=0.03),
+        ],
+        "expert_shape": {"experts": 512, "top_k": 8, "hidden": 2560, "intermediate": 768},
+        "backends": {"humming": {"expert_bytes_stored": EXPERT, "relative_error": 0.004}},
+        "experts": [
+            experts(1, "random", 8.0, 40.0),
+            experts(4, "random", 31.25, 100.0),
+            experts(4, "repeated", 8.0, 39.9),
+            {**experts(8, "random", 60.0, 1.0), "error": "RuntimeError: no kernel"},
+        ],
+    }
+
+
+def made(tmp_path: Path, change=None) -> Path:
+    one = data()
+    if change is not None:
+        change(one)
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(one))
+    return path
+
+
+@pytest.fixture
+def record(tmp_path) -> shapes.Record:
+    return shapes.read(made(tmp_path))
+
+
+# -- what is computed ------------------------------------------------------------------------------
+
+
+def test_times_and_shares_follow_from_bytes_and_the_limit(record):
+    bf16, fp8 = record.head
+    assert bf16.times.median == pytest.approx(210.0) and bf16.times.n == 9
+    assert record.least_us(bf16) == pytest.approx(200.0)  # 800 MB at 4 TB/s
+    assert record.share(bf16) == pytest.approx(200 / 210)
+    assert record.share(fp8) == pytest.approx(100 / 105)
+    one = record.expert_case(1, "repeated")
+    assert one is record.expert_case(1) and one is not None
+    assert record.moved(one) == pytest.approx(8 * EXPERT)
+    assert record.least_us(one) == pytest.approx(8 * EXPERT / LIMIT * 1e6)
+
+
+def test_quartiles_and_spread_are_of_the_samples(record):
+    low, high = record.head[0].times.quartiles
+    assert (low, high) == (pytest.approx(210 * 0.998), pytest.approx(210 * 1.002))
+    assert record.head[0].times.text() == "210.0 [209.6, 210.4], least 209.2"
+
+
+def test_cost_is_the_ratio_of_medians_with_an_interval_around_it(record):
+    cost = record.cost(record.expert_case(4))
+    assert cost.value == pytest.approx(2.5) and cost.n == 9
+    assert cost.low < 2.5 < cost.high and cost.high - cost.low < 0.05
+
+
+def test_a_cost_needs_one_token(tmp_path):
+    found = shapes.read(made(tmp_path, lambda d: d["experts"].pop(0)))
+    assert found.cost(found.experts[0]) is None and found.predicted(found.experts[0]) is None
+
+
+def test_the_model_frames_the_cost_from_bytes(record):
+    span = record.predicted(record.expert_case(4))
+    union = 512 * (1 - (1 - 8 / 512) ** 4)
+    added_us = (union - 8) * EXPERT / LIMIT * 1e6
+    assert span.low == pytest.approx(1 + added_us / 40) and span.high == pytest.approx(union / 8)
+    assert record.predicted(record.expert_case(4, "repeated")) == Range(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.3, 1.5, "within"), (0.9, 1.05, "within"), (2.1, 2.2, "above"), (0.8, 0.9, "below")],
+)
+def test_the_verdict_uses_the_interval(low, high, word):
+    cost = Interval((low + high) / 2, low, high, 9, "x")
+    assert shapes.verdict(cost, Range(1.0, 2.0)).startswith(word)
+
+
+def test_what_failed_is_named_and_left_out(tmp_path):
+    def change(d):
+        d["failed"] = [{"part": "humming", "reason": "8 tokens: no kernel"}]
+        d["stopped"] = "stopped at the limit of 9 s"
+
+    found = shapes.read(made(tmp_path, change))
+    assert found.missing == ("8 tokens: no kernel", "stopped at the limit of 9 s")
+    assert found.expert_case(8) is None and set(found.readers) == {"fast", "slow"}
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+WRONG = {
+    "schema": (lambda d: d.update(schema="other/1"), "its schema is 'other/1'"),
+    "no limit": (lambda d: d.pop("bandwidth"), "bandwidth is missing"),
+    "limit 0": (lambda d: d["bandwidth"].update(bytes_s=0), "bandwidth.bytes_s is not a number"),
+    "infinite": (
+        lambda d: d["bandwidth"].update(bytes_s=float("inf")),
+        "bandwidth.bytes_s is not a number",
+    ),
+    "true": (lambda d: d["bandwidth"].update(bytes_s=True), "bandwidth.bytes_s"),
+    "text": (lambda d: d["device"].update(name=3), "device.name is no text"),
+    "samples": (lambda d: d["head"][1]["us"].__delitem__(slice(2, None)), "2 samples and 3"),
+    "negative": (lambda d: d["head"][0]["us"].append(-1.0), "head[0].us is not a number"),
+    "half": (lambda d: d["head"][0].update(rows=1.5), "must be a whole number"),
+    "list": (lambda d: d.update(experts={}), "experts is no list"),
+    "routing": (lambda d: d["experts"][1].update(routing="same"), "not random or repeated"),
+    "backend": (lambda d: d["experts"][1].update(backend="x"), "of which backends says nothing"),
+    "unions": (lambda d: d["experts"][1]["union"].pop(), "9 times and 8 unions"),
+    "shape": (lambda d: d.pop("expert_shape"), "expert_shape is missing"),
+    "case": (lambda d: d["experts"].append(7), "experts[4] is no table"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_record_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, name):
+    change, says = WRONG[name]
+    path = made(tmp_path, change)
+    with pytest.raises(UsageError) as refused:
+        shapes.read(path)
+    text = str(refused.value)
+    assert text.startswith(f"{path} is no usable record of the kernels: ") and says in text
+    assert text.endswith(".") and "\n" not in text
+
+
+@pytest.mark.parametrize("content", ["", "[1", "[]", '"x"'])
+def test_a_file_that_is_something_else_is_refused(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="no "):
+        shapes.read(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        shapes.read(tmp_path / "absent.json")
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def test_tables_carry_n_spread_and_definitions(record):
+    text = show_shapes.head(record).html
+    assert "210.0 [209.6, 210.4]" in text and "95 %" in text and "2.00" in text
+    assert "median [quartiles] over n replays" in text
+    text = show_shapes.experts(record).html
+    assert "31.25 (31 to 32)" in text and "95 % interval" in text and "2.50 [" in text
+    assert "no measurement" in str(show_shapes.experts(record, part="products"))
+    limit = show_shapes.limit(record).html
+    assert limit.index("<td>fast") < limit.index("<td>slow") and "4,000.00" in limit
+    agree = show_shapes.consistency(record).html
+    assert "within" in agree and "1.46 to 3.91" in agree
+
+
+def test_recorded_elsewhere_is_never_shown_as_measured_here(record):
+    assert "not on this machine" in str(show_shapes.where(record, live=False))
+    here = str(show_shapes.where(record, live=True))
+    assert "on this machine" in here and "not on this machine" not in here
+
+
+@pytest.mark.parametrize("picture", [show_shapes.head_picture, show_shapes.experts_picture])
+def test_pictures_are_small_and_say_their_numbers(record, picture):
+    view = picture(record)
+    assert view.png.startswith(b"\x89PNG") and len(view.png) < 60_000
+    assert "Made Up 1" in view.text and "least" in view.text
+
+
+def test_an_empty_record_shows_sentences(tmp_path):
+    def change(d):
+        d["head"], d["experts"], d["backends"] = [], [], {}
+
+    found = shapes.read(made(tmp_path, change))
+    for view in (show_shapes.head_picture(found), show_shapes.experts_picture(found)):
+        assert view.png is None and "no measurement" in str(view)
+    assert "no measurement" in str(show_shapes.consistency(found))
+
+
+# -- measured here ---------------------------------------------------------------------------------
+
+
+def lane(tmp_path, kind="gpu", script: str | None = None):
+    python = tmp_path / "bin" / "python"
+    if script is not None:
+        python.parent.mkdir()
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return SimpleNamespace(kind=kind, server_python=python, set_up="./scripts/setup.sh")
+
+
+def nobody():
+    return {}
+
+
+def test_it_is_refused_where_it_cannot_run(tmp_path):
+    assert "lane cpu has none" in shapes_live.refusal(lane(tmp_path, "cpu"), nobody)
+    assert "no server environment" in shapes_live.refusal(lane(tmp_path), nobody)
+    ready = lane(tmp_path, script="exit 0")
+    assert "Process 41 computes on the GPU" in shapes_live.refusal(ready, lambda: {41: None})
+    assert shapes_live.refusal(ready, nobody) is None
+    with pytest.raises(UsageError, match="Process 41"):
+        shapes_live.measure(ready, tmp_path / "x.json", holders=lambda: {41: 5})
+
+
+def test_the_record_of_the_child_is_read(tmp_path):
+    good = made(tmp_path)
+    # $4 is what follows --out.
+    ready = lane(tmp_path, script=f'echo measuring; echo "$@" > {tmp_path}/said; cp {good} "$4"')
+    found = shapes_live.measure(ready, tmp_path / "new" / "x.json", only="head", holders=nobody)
+    assert found.device == "Made Up 1"
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("-m sparkling_sglang.bench_shapes --out") and "--only head" in said
+    assert (tmp_path / "new" / "x.log").read_text() == "measuring\n"
+
+
+def test_a_child_that_leaves_nothing_is_quoted(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(data()))  # an older run's: not this one's result
+    ready = lane(tmp_path, script="echo bench_shapes: error: no CUDA device; exit 1")
+    with pytest.raises(SparklingError, match="no CUDA device"):
+        shapes_live.measure(ready, tmp_path / "x.json", holders=nobody)
+
+
+def test_a_child_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes_live, "GRACE_S", 0.2)
+    ready = lane(tmp_path, script=f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    with pytest.raises(SparklingError, match="said: nothing"):
+        shapes_live.measure(ready, tmp_path / "x.json", limit_s=0.3, holders=nobody)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_shows_a_record(tmp_path, capsys):
+    assert cli.main(["shapes", "--record", str(made(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    assert "not on this machine" in out and "The cost model against these kernels" in out
+    assert cli.main(["shapes", "--record", str(tmp_path / "record.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == copy.deepcopy(data())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--measure", "--record", "x"], "not both"),
+        (["--record", "/no/such"], "cannot be read"),
+        (["--measure", "--lane", "cpu"], "lane cpu has none"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_2(arguments, says, capsys):
+    assert cli.main(["shapes", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error and "Traceback" not in error
