@@ -709,6 +709,79 @@ def collect(args: argparse.Namespace) -> None:
                     file.add(path, f"{folder}/{path.name}")
 
 
+# -- the library's short form ------------------------------------------------------------------------
+
+WHAT = "Ling-3.0-flash at full size with random weights, every switch with every other"
+
+
+def compact(made: dict[str, Any], conditions: str) -> dict[str, Any]:
+    """What lib/sparkling/fullsize.py reads: every request's time, without the rest of its row."""
+    arms_ = made["arms"]
+    first = next(iter(arms_.values()))
+    return {
+        "schema": "sparkling-full-size/1",
+        "what": WHAT,
+        "device": "h200",
+        "date": first["date"][:10],
+        "conditions": conditions,
+        "command": "scripts/record_full_size.py; an arm: " + " ".join(_plain(first["command"])),
+        "env": {k: v for k, v in first["env"].items() if k.startswith(("SGLANG", "FLASH", "HF_"))},
+        "versions": first["versions"],
+        "driver": (first.get("gpu") or {}).get("driver_version"),
+        "bandwidth": {
+            gpu: max(r["bandwidth"] for name, r in one["reads"].items() if "copy" not in name)
+            for gpu, one in made["bandwidth"].items()
+        },
+        "reads": {
+            gpu: {name: r["bandwidth"] for name, r in one["reads"].items()}
+            for gpu, one in made["bandwidth"].items()
+        },
+        "arms": {name: _compact(arm) for name, arm in arms_.items()},
+    }
+
+
+def _plain(command: list[str]) -> list[str]:
+    """A command without this machine's folders."""
+    return ["FOLDER" if word.startswith("/") else word for word in command]
+
+
+def _compact(arm: dict[str, Any]) -> dict[str, Any]:
+    contexts: dict[str, dict[str, Any]] = {}
+    for context in dict.fromkeys(r["prompt"] for r in arm.get("runs", [])):
+        rows = [r for r in arm["runs"] if r["prompt"] == context]
+        lengths = [r["accept_length"] for r in rows if r["accept_length"]]
+        contexts[str(context)] = {
+            "of": rows[0]["of"],
+            "tokens": rows[0]["tokens"],
+            "ms": [round(r["ms"], 4) for r in rows],
+            "server_ms": [r["server_ms"] and round(r["server_ms"], 4) for r in rows],
+            "later_ms": [round(r["later_ms"], 4) for r in rows],
+            "ttft_s": [r["ttft_s"] for r in rows],
+            "accept_length": statistics.fmean(lengths) if lengths else None,
+            "distinct": [r["distinct"] for r in rows],
+        }
+    status, log = arm.get("status") or {}, arm["log"]
+    kept = {
+        "date": arm["date"],
+        "gpu": arm["env"].get("CUDA_VISIBLE_DEVICES"),
+        "env": {
+            k: v for k, v in arm["env"].items() if k.startswith("SPARKLING") and "FILE" not in k
+        },
+        "contexts": contexts,
+        "start": arm["start"],
+        "timings": log["timings"],
+        "weights_gb": log["weights_gb"],
+        "expert_layers": log["expert_layers_prepared"],
+        "memory_mib": sum(arm.get("memory_mib", {}).values()) or None,
+        "gpu_used_mib": (arm.get("gpu") or {}).get("memory.used"),
+        "under_load": arm.get("under_load"),
+        "kv_tokens": (arm.get("arguments") or {}).get("max_total_num_tokens"),
+        "error": arm.get("error"),
+    }
+    told = ("head", "draft", "moe", "switches", "humming")
+    return kept | {key: status[key] for key in told if status.get(key) is not None}
+
+
 def plan(text: str) -> list[tuple[int, int, int]]:
     """`1024x256x5,32768x128x3`: prompt tokens, output tokens, runs."""
     return [tuple(int(x) for x in part.split("x")) for part in text.split(",")]  # type: ignore[misc]
@@ -722,6 +795,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arms", default="core", help="core, extra, all or names with commas")
     parser.add_argument("--budget", type=float, default=570, help="seconds for this call (570)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--compact",
+        nargs=2,
+        metavar=("FULL_JSON", "CONDITIONS"),
+        help="measure nothing: write the library's short form of a full.json to the file OUT",
+    )
     parser.add_argument("--state", type=Path, default=Path("/var/tmp/full"), help="what survives")
     parser.add_argument("--plan", type=plan, default=plan("1024x256x5,32768x128x3"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
@@ -734,6 +813,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocabulary", type=int, default=157184, help=argparse.SUPPRESS)
     parser.add_argument("--cpu", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.compact:
+        short = compact(json.loads(Path(args.compact[0]).read_text()), args.compact[1])
+        args.out.write_text(json.dumps(short, indent=1) + "\n")
+        return 0
     args.until, args.stopping = time.time() + args.budget, threading.Event()
     for part in ("arms", "partial", "work", "cache"):
         (args.state / part).mkdir(parents=True, exist_ok=True)

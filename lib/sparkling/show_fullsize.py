@@ -1,0 +1,166 @@
+"""The record of `fullsize` as tables and a picture, for notebooks and terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from sparkling import fullsize, show_cost
+from sparkling.fullsize import HEADS, KERNELS, MODES, SWITCHES, WORTH, Record, arm_name
+from sparkling.plots import COLOURS
+from sparkling.show import View
+from sparkling.show import table as _table
+from sparkling.stats import Interval
+
+EXTRAS = {
+    "swap": "humming-bf16-plain again, on the GPU that measured Marlin",
+    "stock": "humming-bf16-plain with none of our switches set",
+    "clamp-off": "humming-fp8-plain without the SwiGLU clamp",
+    "clamp-off-nextn": "humming-fp8-nextn without the SwiGLU clamp",
+    "unshared": "humming-fp8-nextn, the draft left with what SGLang gives it",
+    "trap": "humming-fp8-nextn with SPARKLING_TRAP=tensor-only",
+}
+"""The arms beside the eight, and what each repeats with one thing changed."""
+
+
+def _label(name: str) -> str:
+    kernels, head, mode = name.split("-")
+    kind = "NEXTN 3/1/4" if mode == "nextn" else "plain"
+    return f"{kernels.capitalize()}, {head.upper()} head, {kind}"
+
+
+def table(record: Record | None = None) -> View:
+    """All eight arms: step or round at each context, accept length, start and memory."""
+    record = record or fullsize.recorded()
+    rows = []
+    for mode, kernels, head in product(MODES, KERNELS, HEADS):
+        name = arm_name(kernels, head, mode)
+        arm = record.arms.get(name)
+        row: dict[str, Any] = {"arm": _label(name)}
+        for context in record.contexts:
+            cell = record.cell(name, context)
+            row[f"ms at {context:,}"] = cell and f"{cell.text()} a {cell.of}"
+        facts = arm.facts if arm else {}
+        start = (facts.get("start") or {}).get("start_s")
+        row["ready, s"] = None if start is None else f"{start:.0f}"
+        weights = facts.get("weights_gb") or {}
+        row["weights, GiB"] = f"{sum(weights.values()):.2f}" if weights else None
+        row["GPU"] = arm.gpu if arm else None
+        rows.append(row)
+    caption = (
+        f"Recorded {record.date}: {record.conditions}. Median [least, most] of single requests. "
+        "Ready: imports and load to the first answer, the first start of each kernel with its "
+        "compiling; weights as the server's log counts them, before the head was quantized."
+    )
+    return _table(rows, title="Full size, random weights, batch 1", caption=caption, width=150)
+
+
+def extras_table(record: Record | None = None) -> View:
+    """The arms beside the eight: what one more change did."""
+    record = record or fullsize.recorded()
+    rows = []
+    for name, what in EXTRAS.items():
+        if (arm := record.arms.get(name)) is None:
+            continue
+        against = "humming-fp8-nextn" if "nextn" in what.split()[0] else what.split()[0]
+        row: dict[str, Any] = {"arm": name, "what": what}
+        for context in record.contexts:
+            cell, factor = (
+                record.cell(name, context),
+                record.factor(against, name, context),
+            )
+            row[f"ms at {context:,}"] = cell and cell.text()
+            row[f"rate, {context:,}"] = factor and _times(factor)
+        row["ended"] = arm.error
+        rows.append(row)
+    caption = "rate: time of the arm it repeats / its time; above 1 it is faster."
+    return _table(rows, title="One more change each", caption=caption, width=150)
+
+
+def effects_table(record: Record | None = None) -> View:
+    """What each switch does to a step and to a round, and what a round costs in steps."""
+    record = record or fullsize.recorded()
+    rows: list[dict[str, Any]] = []
+    for switch, mode in product((*SWITCHES, "both"), MODES):
+        row: dict[str, Any] = {"what": _what(switch, mode)}
+        for context in record.contexts:
+            found = (
+                record.interaction(mode, context)
+                if switch == "both"
+                else record.effect(switch, mode, context)
+            )
+            row[f"at {context:,}"] = found and _times(found)
+        rows.append(row)
+    for kernels, head in product(KERNELS, HEADS):
+        row = {"what": f"cost of a round in steps, {kernels.capitalize()}, {head.upper()} head"}
+        for context in record.contexts:
+            cost = record.round_cost(kernels, head, context)
+            row[f"at {context:,}"] = cost and cost.text(3)
+        rows.append(row)
+    caption = (
+        "Factors on the rate (time without / time with), 95 % interval from single requests (n: the "
+        "fewest an arm): nothing of what differs from start to start. Marlin and Humming ran on two "
+        "GPUs of one host. NEXTN pays where the accept length is above the cost of a round."
+    )
+    return _table(rows, title="What the switches do", caption=caption, width=120)
+
+
+def head_table(record: Record | None = None) -> View:
+    """Time that the FP8 head saves against the time that its bytes are worth."""
+    record = record or fullsize.recorded()
+    answer = {True: "yes", False: "no", None: "open"}
+    rows = [
+        {
+            "arm": f"{s.kernels.capitalize()}, {'NEXTN' if s.mode == 'nextn' else 'plain'}",
+            "context": f"{s.context:,}",
+            "products": s.products,
+            "MB less": f"{s.bytes / 1e6:,.1f}",
+            "worth, ms": f"{s.worth_ms:.4f}",
+            "saved, ms": s.saved_ms.text(4),
+            "share": s.share.text(2),
+            f">= {WORTH:.0%}": answer[s.enough],
+        }
+        for s in record.savings()
+    ]
+    reads = ", ".join(f"GPU {g} {r / 1e9:,.0f} GB/s" for g, r in sorted(record.bandwidth.items()))
+    caption = (
+        f"Worth: bytes saved over the fastest measured reading ({reads}). Products of the head: one a "
+        "step; a round has one of 4 rows to verify and one for each of 3 drafts."
+    )
+    return _table(rows, title="The FP8 head against its bytes", caption=caption, width=130)
+
+
+def picture(record: Record | None = None, context: int | None = None) -> View:
+    """Step and round of every arm at one context (default: the shortest), as bars."""
+    record = record or fullsize.recorded()
+    context = record.contexts[0] if context is None else context
+    names = [arm_name(k, h, m) for m, k, h in product(MODES, KERNELS, HEADS)]
+    found = [(n, c) for n in names if (c := record.cell(n, context))]
+    figure, axes = show_cost._axes(0.9 + 0.36 * len(found), left=0.34)
+    for i, (name, cell) in enumerate(found):
+        axes.barh(i, cell.median, height=0.6, color=COLOURS[names.index(name) % 4], zorder=2)
+        axes.text(cell.median, i, f" {cell.median:.2f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(found)), [_label(name) for name, _ in found], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max((c.median for _, c in found), default=1.0))
+    axes.set_xlabel("ms a step (plain) or a round (NEXTN), median of single requests", fontsize=8)
+    lines = _lines(record, names, context)
+    title = f"Full size, random weights, batch 1, {context:,} tokens of context"
+    return show_cost._view(figure, title, "\n".join(lines))
+
+
+def _lines(record: Record, names: Sequence[str], context: int) -> list[str]:
+    cells = ((name, record.cell(name, context)) for name in names)
+    return [f"{_label(name)}: {cell.text()} ms a {cell.of}" for name, cell in cells if cell]
+
+
+def _what(switch: str, mode: str) -> str:
+    unit = "a round" if mode == "nextn" else "a step"
+    if switch == "both":
+        return f"Humming x FP8 head, {unit}: gain of both / product of their gains"
+    return f"{'Humming' if switch == 'humming' else 'FP8 head'}, {unit}"
+
+
+def _times(found: Interval) -> str:
+    return f"x {found.text(4)}"

@@ -1,0 +1,147 @@
+"""The record of the full-size servers: what is computed from it, against numbers made by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from itertools import product
+
+import pytest
+from sparkling import fullsize, show_fullsize
+from sparkling.errors import UsageError
+
+HEAD = {"dtype": "float8_e4m3fn", "bytes_before": 804_782_080, "bytes_after": 403_019_776}
+FACTOR = {"marlin": 1.2, "humming": 1.0, "bf16": 1.0, "fp8": 0.98, "plain": 5.0, "nextn": 8.0}
+
+
+def cell(ms: float, of: str, noise: float = 0.001) -> dict:
+    values = [ms * (1 - noise), ms, ms * (1 + noise)]
+    return {"of": of, "tokens": 256, "ms": values, "accept_length": 1.0 if of == "round" else None}
+
+
+@pytest.fixture
+def data() -> dict:
+    """Times that are products of one factor a switch, so that every effect is known."""
+    arms = {}
+    for kernels, head, mode in product(fullsize.KERNELS, fullsize.HEADS, fullsize.MODES):
+        ms = FACTOR[kernels] * FACTOR[head] * FACTOR[mode]
+        of = "round" if mode == "nextn" else "step"
+        arms[fullsize.arm_name(kernels, head, mode)] = {
+            "gpu": "1" if kernels == "marlin" else "0",
+            "contexts": {"1024": cell(ms, of), "32768": cell(2 * ms, of)},
+            "start": {"start_s": 61.0},
+            "weights_gb": {"Target": 65.13, "Draft": 3.38}
+            if mode == "nextn"
+            else {"Target": 65.13},
+            "head": HEAD if head == "fp8" else None,
+        }
+    return {
+        "schema": fullsize.SCHEMA,
+        "device": "h200",
+        "date": "2026-01-01",
+        "conditions": "made up for a test",
+        "command": "none",
+        "versions": {},
+        "bandwidth": {"0": 4e12, "1": 4e12},
+        "arms": arms,
+    }
+
+
+def test_effects_are_the_factors_that_the_times_were_made_of(data):
+    record = fullsize.of(data)
+    assert record.contexts == (1024, 32768) and not record.missing
+    for context, mode in product(record.contexts, fullsize.MODES):
+        humming = record.effect("humming", mode, context)
+        head = record.effect("fp8-head", mode, context)
+        assert humming.value == pytest.approx(1.2, rel=1e-6)
+        assert head.value == pytest.approx(1 / 0.98, rel=1e-6)
+        assert humming.low < humming.value < humming.high and humming.n == 3
+        assert not record.interaction(mode, context).excludes(1.0)
+    assert record.round_cost("humming", "fp8", 1024).value == pytest.approx(1.6, rel=1e-6)
+
+
+def test_an_interaction_is_seen(data):
+    data["arms"]["humming-fp8-plain"]["contexts"]["1024"] = cell(5.0 * 0.98 * 0.9, "step")
+    found = fullsize.of(data).interaction("plain", 1024)
+    assert found.value == pytest.approx(1 / 0.9, rel=1e-6) and found.excludes(1.0)
+
+
+def test_the_interval_is_welchs():
+    """Against numbers computed by hand: means 10 and 9, variances 1 and 4, n 3 and 3."""
+    one = fullsize.Cell(1, 1, "step", (9.0, 10.0, 11.0))
+    two = fullsize.Cell(1, 1, "step", (7.0, 9.0, 11.0))
+    found = fullsize._difference([(1.0, one), (-1.0, two)])
+    spread = 1 / 3 + 4 / 3
+    df = int(spread**2 / ((1 / 9) / 2 + (16 / 9) / 2))
+    assert df == 2
+    assert found.value == 1.0
+    assert found.high - found.value == pytest.approx(4.30265 * math.sqrt(spread), rel=1e-5)
+
+
+def test_one_request_tells_no_interval(data):
+    data["arms"]["humming-fp8-plain"]["contexts"]["1024"]["ms"] = [4.9]
+    found = fullsize.of(data).effect("fp8-head", "plain", 1024)
+    assert found.low is None and found.n == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "noise", "enough"), [(0.1, 1e-5, True), (0.05, 1e-5, False), (0.08, 0.01, None)]
+)
+def test_the_heads_time_is_put_against_its_bytes(data, saved, noise, enough):
+    """401,762,304 bytes at 4 TB/s are worth 0.10044 ms a step, four times as much a round."""
+    arms = data["arms"]
+    arms["humming-bf16-plain"]["contexts"]["1024"] = cell(5.0, "step", noise)
+    arms["humming-fp8-plain"]["contexts"]["1024"] = cell(5.0 - saved, "step", noise)
+    found = {(s.kernels, s.mode, s.context): s for s in fullsize.of(data).savings()}
+    assert len(found) == 8
+    one = found["humming", "plain", 1024]
+    assert one.worth_ms == pytest.approx(0.10044, rel=1e-4) and one.products == 1
+    assert one.share.value == pytest.approx(saved / 0.10044, rel=1e-3)
+    assert one.enough is enough
+    assert found["humming", "nextn", 1024].worth_ms == pytest.approx(4 * one.worth_ms)
+
+
+def test_a_missing_arm_is_named_and_nothing_is_made_up(data):
+    del data["arms"]["marlin-fp8-nextn"]
+    record = fullsize.of(data)
+    assert record.missing == ["marlin-fp8-nextn at 1,024", "marlin-fp8-nextn at 32,768"]
+    assert record.effect("humming", "nextn", 1024) is None
+    assert record.effect("humming", "plain", 1024) is not None
+    assert record.round_cost("marlin", "fp8", 1024) is None
+    assert "n/a" in show_fullsize.table(record).text
+
+
+def test_tables_show_every_arm_with_its_n(data):
+    data["arms"]["stock"] = copy.deepcopy(data["arms"]["humming-bf16-plain"])
+    data["arms"]["stock"]["contexts"]["1024"] = cell(4.0, "step")
+    data["arms"]["unshared"] = {"contexts": {}, "error": "Failed: the server ended with 1"}
+    record = fullsize.of(data)
+    text = show_fullsize.table(record).text
+    assert text.count("(n=3)") == 16 and "5.000 [4.995, 5.005] (n=3) a step" in text
+    extras = show_fullsize.extras_table(record).text
+    assert "x 1.2500" in extras and "ended with 1" in extras and "trap" not in extras
+    effects = show_fullsize.effects_table(record).text
+    assert "x 1.2000" in effects and "1.600" in effects
+    assert "401.8" in show_fullsize.head_table(record).text
+    shown = show_fullsize.picture(record)
+    assert shown.png.startswith(b"\x89PNG") and "Marlin, BF16 head, plain: 6.000" in shown.text
+
+
+def test_a_wrong_file_is_one_sentence(data, tmp_path):
+    path = tmp_path / "record.json"
+    with pytest.raises(UsageError, match="Cannot read"):
+        fullsize.read(path)
+    path.write_text("{")
+    with pytest.raises(UsageError, match="no JSON"):
+        fullsize.read(path)
+    for broken in (
+        {"schema": "other"},
+        {"arms": {"a": {"contexts": {"1": {"ms": []}}}}},
+        {"date": 0},
+    ):
+        path.write_text(json.dumps({**data, **broken} if broken != {"date": 0} else [1]))
+        with pytest.raises(UsageError, match="not one of"):
+            fullsize.read(path)
+    with pytest.raises(UsageError, match="no switch"):
+        fullsize.of(data).effect("nextn", "plain", 1024)
