@@ -66,7 +66,8 @@ class Record:
         with self._lock:
             self.fields["seconds"] = round(time.monotonic() - self.began, 2)
             part = self.path.with_name(self.path.name + ".part")
-            part.write_text(json.dumps(self.fields, indent=1) + "\n", "utf-8")
+            text = json.dumps(self.fields, indent=1, default=str)
+            part.write_text(text + "\n", "utf-8")
             part.replace(self.path)
 
 

@@ -104,6 +104,8 @@ def measure(
         for m, x in inputs.items():
             case = {"format": name, "rows": m, "kernel": kernel, "bytes": size}
             step: Step = lambda i, x=x, product=product: product(x, i % copies)  # noqa: E731
+            if details := getattr(heads[0].quant_method, "details", None):
+                case["details"] = details  # how the kernel was chosen
             try:
                 case["relative_error"] = _error(step(0), exact[m])
                 case |= timer.time(step, calls).to_json()
