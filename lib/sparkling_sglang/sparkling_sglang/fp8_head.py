@@ -13,12 +13,11 @@ verification and log-probabilities alike.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkling_sglang import status
+from sparkling_sglang import head_choice, status
 from sparkling_sglang.head_refusals import refusal, refusal_of_model, refuse_updates
 
 if TYPE_CHECKING:
@@ -91,26 +90,36 @@ def dequantized_product(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -
     return out.mul_(scale)
 
 
-Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+def dequantized_bf16_product(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The same for many BF16 tokens on a GPU: BF16 operands, which hold e4m3 exactly.
 
-
-def choose_kernel(device: torch.device) -> tuple[str, Kernel]:
-    """Name and function of the product for ``device``; a faster one for a GPU belongs here."""
-    return "torch-dequantize", dequantized_product
+    Args and Returns: as :func:`dequantized_product`, but the result is BF16; the product is
+    accumulated and scaled in float32 and rounded once.
+    """
+    if x.dtype != torch.bfloat16 or x.device.type != "cuda":
+        return dequantized_product(x, q, scale)
+    out = torch.empty(x.shape[0], q.shape[0], dtype=x.dtype, device=x.device)
+    for start in range(0, q.shape[0], CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        part = torch.mm(x, q[rows].to(x.dtype).t(), out_dtype=torch.float32)
+        out[:, rows] = part.mul_(scale[rows])
+    return out
 
 
 class Fp8HeadMethod:
     """A head's ``quant_method``: SGLang calls :meth:`apply` in place of its BF16 product.
 
     Args:
-        device: where the head lives.
+        q: [rows, hidden] float8_e4m3fn; scale: [rows] float32. Not kept, but the product is chosen
+            for them.
         count: keep the number of products in :attr:`applied`, a tensor on the device, so that a
             product replayed from a CUDA graph counts too.
     """
 
-    def __init__(self, device: torch.device, *, count: bool = False) -> None:
-        self.kernel, self._product = choose_kernel(device)
-        self.applied = torch.zeros((), dtype=torch.int64, device=device) if count else None
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor, *, count: bool = False) -> None:
+        choice = head_choice.choose(q, scale, dequantized_product, dequantized_bf16_product)
+        self.kernel, self.details, self._product = choice.name, choice.details, choice.product
+        self.applied = torch.zeros((), dtype=torch.int64, device=q.device) if count else None
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [tokens, rows] in the dtype of ``x`` [tokens, hidden], as the BF16 head gives."""
@@ -118,7 +127,7 @@ class Fp8HeadMethod:
             self.applied.add_(1)
         logits = self._product(x, layer.weight, layer.weight_scale)
         if bias is not None:
-            logits = logits + bias.float()
+            logits = logits.float() + bias.float()
         return logits.to(x.dtype)
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -148,7 +157,7 @@ def quantize_head(head: Any, *, count: bool = False) -> tuple[int, int]:
     del head.weight
     head.weight = torch.nn.Parameter(q, requires_grad=False)
     head.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-    head.quant_method = Fp8HeadMethod(q.device, count=count)
+    head.quant_method = Fp8HeadMethod(q, scale, count=count)
     return before, q.numel() * q.element_size() + scale.numel() * scale.element_size()
 
 
@@ -174,6 +183,8 @@ def _loaded(_result: Any, runner: Any) -> None:
         after,
         method.kernel,
     )
+    if method.details:
+        logger.info("FP8 LM head: %s", method.details)
     if status.current is not None:
         status.current.update(
             head={
@@ -181,6 +192,7 @@ def _loaded(_result: Any, runner: Any) -> None:
                 "bytes_before": before,
                 "bytes_after": after,
                 "kernel": method.kernel,
+                **method.details,
             }
         )
         status.current.count_head(lambda: int(method.applied))
