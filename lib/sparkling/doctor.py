@@ -142,7 +142,7 @@ class Scene:
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     ask: Ask = commands.ask
     processes: Callable[[], list[Process]] = doctor_processes.processes
-    holders: Callable[[], dict[int, int | None]] = _gpus.holders
+    holders: Callable[[], _gpus.Holders] = _gpus.holders
     disk: Callable[[Path], machine.Disk] = machine.disk
     limits: Callable[[], dict[str, int | None]] = machine.limits
     hubs: Callable[[], dict[str, float | str]] = _hubs

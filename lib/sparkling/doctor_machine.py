@@ -12,6 +12,7 @@ SPARK_TOTAL = 110 * GIB  # of its 128 GB, DGX OS shows about 119 GiB; published:
 WEIGHTS = 71e9  # bytes; the files of Ling-3.0-flash-fp4 are 70.4 GB on the hub
 CACHES = 9e9  # compiled kernels, the other model's files, logs: room, not a measurement
 LARGE = 2 * GIB  # who holds less is not named
+ANSWERS = "have nvidia-smi answer: a driver that hangs needs a reboot"
 UNLOCK = "`sync; echo 3 | sudo tee /proc/sys/vm/drop_caches` gives it back at once"
 
 
@@ -21,8 +22,7 @@ def _gib(size: float) -> str:
 
 def memory(scene: Scene) -> Iterator[Finding]:
     """Total, unified, container, available, droppable cache, swap."""
-    m, (first, last) = scene.memory, needs.memory_gib(scene.lane)
-    want = first * GIB
+    m = scene.memory
     told = f"{_gib(m.total)} by {m.source}"
     if scene.spark:
         yield Finding(
@@ -40,10 +40,22 @@ def memory(scene: Scene) -> Iterator[Finding]:
         yield ok("memory.total", "memory, in all", told, "what the server needs, see available")
     yield _unified(scene)
     yield _container(scene)
+    yield _available(scene)
+    yield _cache(scene, needs.MEMORY_GIB[scene.lane.kind] * GIB)  # about what is really taken
+    yield _swap(scene)
+
+
+def _available(scene: Scene) -> Finding:
+    m, (first, last) = scene.memory, needs.memory_gib(scene.lane)
+    want = first * GIB
+    if scene.lane.kind == "gpu" and m.untold:
+        found, needed = f"not told: {scene.gpus.note}", _gib(last * GIB)
+        why = "No server is started on a GPU whose memory nobody knows"
+        return Finding("memory.available", "memory, available", found, needed, FAIL, why, ANSWERS)
     free = m.model_available if scene.lane.kind == "gpu" else m.available
     where = f" of the GPU's {_gib(m.gpu_total)}" if scene.lane.kind == "gpu" and m.gpu_total else ""
     verdict = FAIL if free < want else WARN if free < last * GIB else OK
-    yield Finding(
+    return Finding(
         "memory.available",
         "memory, available",
         _gib(free) + where,
@@ -57,8 +69,6 @@ def memory(scene: Scene) -> Iterator[Finding]:
         else "What the practice models were measured to take at most",
         "" if verdict == OK else "end what holds it (the check of servers names it)",
     )
-    yield _cache(scene, needs.MEMORY_GIB[scene.lane.kind] * GIB)  # about what is really taken
-    yield _swap(scene)
 
 
 def _unified(scene: Scene) -> Finding:
@@ -73,8 +83,9 @@ def _unified(scene: Scene) -> Finding:
     total = _gib(one.memory_total) if one.memory_total else "not told"
     used = f", {_gib(one.memory_used)} in use" if one.memory_used is not None else ""
     needed = "unified" if scene.spark else ""
-    verdict = WARN if scene.spark else OK
-    return Finding("memory.unified", title, f"its own: {total}{used}", needed, verdict)
+    verdict = WARN if scene.spark or not one.memory_total else OK
+    why, remedy = ("", "") if one.asked else (seen.note, ANSWERS)
+    return Finding("memory.unified", title, f"its own: {total}{used}", needed, verdict, why, remedy)
 
 
 def _container(scene: Scene) -> Finding:
@@ -178,11 +189,18 @@ def port(scene: Scene) -> Finding:
 def servers(scene: Scene) -> Finding:
     """Servers, and what else holds memory. They are named; ending them is the user's decision."""
     on_gpu = scene.holders() if scene.gpus.all else {}
+    unknown = on_gpu if isinstance(on_gpu, str) else ""
     own = doctor_processes.ours(scene.lane.runs)
-    found = doctor_processes.holders(scene.processes(), own, on_gpu, LARGE)
+    found = doctor_processes.holders(scene.processes(), own, {} if unknown else on_gpu, LARGE)
     title, needed = "servers and others that hold memory", "none, while a server is to start"
+    nobody = f"nobody holds {_gib(LARGE)} or more"
+    if unknown:
+        told = f"; who holds the GPU's is unknown: {unknown}"
+        why = "Two models at once are how a Spark locks up"
+        names = ", ".join(f"{one.what} (pid {one.pid})" for one in found[:6]) or nobody
+        return Finding("servers", title, names + told, needed, WARN, why, ANSWERS)
     if not found:
-        return ok("servers", title, f"nobody holds {_gib(LARGE)} or more", needed)
+        return ok("servers", title, nobody, needed)
     told = []
     for one in found[:6]:
         gpu = ", on the GPU too" if one.on_gpu is None else ""

@@ -15,7 +15,10 @@ from sparkling.commands import Ask, ask
 from sparkling.lane import DRIVER_LIST, PROBE_TIMEOUT_S, Gpu, driver_list, parse_smi
 
 MIB = 2**20
+_SILENT = "did not answer"  # as `commands.ask` says of a time-out
 SMI = "nvidia-smi"
+LESS = ("name", "compute_cap", "driver_version", "memory.total", "memory.used")
+"""What a driver is asked for that does not know all of FIELDS."""
 FIELDS = (
     "name",
     "compute_cap",
@@ -34,7 +37,11 @@ UNIFIED_CAPABILITIES = ("12.1", "11.0", "8.7", "7.2")
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU; None is "the driver does not say". Memory in bytes, clocks in MHz, power in W."""
+    """One GPU; None is "the driver does not say". Memory in bytes, clocks in MHz, power in W.
+
+    asked: whether nvidia-smi answered for it. One that only the driver's list names may have any
+    memory.
+    """
 
     name: str
     capability: str | None = None
@@ -46,13 +53,15 @@ class GpuFacts:
     power_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: float | None = None
+    asked: bool = True
 
     @property
     def unified(self) -> bool:
         """Whether it draws from the machine's own memory: known by kind, else by its reporting no
         memory of its own. Of a GPU known by kind no figure for its memory is believed."""
         known = Gpu(self.name, self.capability).is_spark
-        return known or self.capability in UNIFIED_CAPABILITIES or self.memory_total is None
+        silent = self.asked and self.memory_total is None
+        return known or self.capability in UNIFIED_CAPABILITIES or silent
 
     @property
     def memory_free(self) -> int | None:
@@ -75,6 +84,11 @@ class Gpus:
         """Whether the first GPU draws from the machine's own memory."""
         return bool(self.all) and self.all[0].unified
 
+    @property
+    def perhaps(self) -> bool:
+        """Whether there is a GPU, or may be one behind a driver that does not answer."""
+        return bool(self.all) or _SILENT in self.note
+
 
 def _number(field: str) -> float | None:
     """A positive number (units allowed after it), else None: `[N/A]`, zeros and prose are not."""
@@ -83,13 +97,16 @@ def _number(field: str) -> float | None:
 
 
 def parse_facts(text: str) -> tuple[GpuFacts, ...]:
-    """Parse `nvidia-smi --query-gpu=FIELDS --format=csv,noheader,nounits`; odd lines are dropped."""
+    """Parse `nvidia-smi --query-gpu=FIELDS (or LESS) --format=csv,noheader,nounits`; odd lines are
+    dropped."""
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        names = parse_smi(f"{cells[0]},{cells[1]}") if len(cells) == len(FIELDS) else ()
+        whole = len(cells) in (len(FIELDS), len(LESS))
+        names = parse_smi(f"{cells[0]},{cells[1]}") if whole else ()
         if not names:
             continue
+        cells += [""] * (len(FIELDS) - len(cells))
         total, used, sm, mem, power, limit, heat = (_number(cell) for cell in cells[3:])
         driver = cells[2] if re.match(r"\d+(\.\d+)*$", cells[2]) else None
         # 0 MiB in use of a known total is a fact; without a total it is nothing.
@@ -132,16 +149,12 @@ def look(
         proc: where the driver lists its GPUs, for when nvidia-smi does not answer.
         cuda: ask for the CUDA version too (one more call).
     """
-    query = f"--query-gpu={','.join(FIELDS)}"
-    answer = ask((command, query, "--format=csv,noheader,nounits"), timeout_s)
-    if not isinstance(answer, str):
+    for fields in (FIELDS, LESS):  # less for a driver too old for one of the fields
+        query = f"--query-gpu={','.join(fields)}"
+        answer = ask((command, query, "--format=csv,noheader,nounits"), timeout_s)
+        if isinstance(answer, str):
+            break
         facts = parse_facts(answer[1]) if answer[0] == 0 else ()
-        if not facts:  # a driver too old for one of the fields
-            answer = ask(
-                (command, "--query-gpu=name,compute_cap", "--format=csv,noheader"), timeout_s
-            )
-            if not isinstance(answer, str) and answer[0] == 0:
-                facts = tuple(GpuFacts(g.name, g.capability) for g in parse_smi(answer[1]))
         if facts:
             said = ask((command, "--version"), timeout_s) if cuda else ""
             version = None if isinstance(said, str) else parse_cuda(said[1])
@@ -151,17 +164,29 @@ def look(
     else:
         code = answer[0]
         note = f"{command} fails with code {code}" if code else f"{command} lists no GPU"
-    listed = tuple(GpuFacts(gpu.name) for gpu in driver_list(proc))
+    listed = tuple(GpuFacts(gpu.name, asked=False) for gpu in driver_list(proc))
     return Gpus(listed, None, f"the driver lists it, though {note}" if listed else note)
 
 
-def holders(ask: Ask = ask, timeout_s: float = PROBE_TIMEOUT_S) -> dict[int, int | None]:
-    """Processes that compute on a GPU: pid → bytes of its memory, None where it is not told."""
+Holders = dict[int, int | None] | str
+"""Processes that compute on a GPU: pid → bytes of its memory, None where that is not told. Or a
+clause that says why nobody knows."""
+
+
+def holders(
+    ask: Ask = ask, timeout_s: float = PROBE_TIMEOUT_S, proc: Path = DRIVER_LIST
+) -> Holders:
+    """Who computes on a GPU. A driver that hangs or fails is not one on which nobody computes: then
+    the answer is why it is unknown. {} where no driver lists a GPU.
+
+    proc: where the driver lists its GPUs.
+    """
     answer = ask(
         (SMI, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"), timeout_s
     )
     if isinstance(answer, str) or answer[0] != 0:
-        return {}
+        note = answer if isinstance(answer, str) else f"{SMI} fails with code {answer[0]}"
+        return note if _SILENT in note or driver_list(proc) else {}
     found: dict[int, int | None] = {}
     for line in answer[1].splitlines():
         pid, _, used = line.partition(",")

@@ -25,6 +25,7 @@ from sparkling import (
     kernels_ninja,
     kernels_probe,
     machine,
+    memory,
     procs,
     toolpath,
 )
@@ -285,10 +286,19 @@ def _humming(stage: str, entries: list[kernels_humming.Entry], seen: str | None)
 # -- building ------------------------------------------------------------------------------------
 
 
-def _nobody(need: int, ask: Callable[[], dict[int, int | None]]) -> None:
-    """Refuse while anything holds the GPU's memory, a server of ours or anybody's program. A desktop
-    draws with it as well; that is no model."""
-    for pid, used in ask().items():
+def _nobody(need: int, ask: Callable[[], gpus.Holders], env: Mapping[str, str]) -> None:
+    """Refuse while anything holds the GPU's memory, a server of ours or anybody's program, and while
+    nobody knows. A desktop draws with it as well; that is no model."""
+    held_by = ask()
+    if isinstance(held_by, str):
+        if env.get(memory.I_KNOW, "").strip() != "1":
+            raise SparklingError(
+                f"Nothing is compiled: {held_by}, so nobody knows whether a model holds the GPU's "
+                "memory, and compilers beside one can lock the machine; have nvidia-smi answer (a "
+                f"driver that hangs needs a reboot), or accept the risk with {memory.I_KNOW}=1."
+            )
+        held_by = {}
+    for pid, used in held_by.items():
         if used is not None and used < DESKTOP:
             continue
         stat = procs.read_stat(pid)
@@ -324,7 +334,7 @@ def build(
     arch: str | None = None,
     progress: Progress | None = None,
     look: Callable[[], gpus.Gpus] = gpus.look,
-    holders: Callable[[], dict[int, int | None]] = gpus.holders,
+    holders: Callable[[], gpus.Holders] = gpus.holders,
     gate: Gate | None = None,
 ) -> Report:
     """Compile the CUTLASS experts that `stage` needs, with nothing loaded.
@@ -337,7 +347,8 @@ def build(
     Raises:
         UsageError: nothing here compiles them; a tool is missing; CUDA_HOME is wrong.
         NoMemory: a server of ours holds the GPU's memory.
-        SparklingError: anybody else holds it; memory does not suffice; a file does not compile.
+        SparklingError: anybody else holds it, or nobody knows; memory does not suffice; a file does
+            not compile.
     """
     launch = stage_launch(lane, stage)
     seen = capability(lane, look)
@@ -364,7 +375,7 @@ def build(
     gate = gate or Gate(lambda: machine.host_memory().available, machine.cpus())
     jobs = gate.jobs(env)  # refuses before anything is asked
     need = jobs.count * gate.each
-    _nobody(need, holders)
+    _nobody(need, holders, env)
     try:
         rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
     except NoGenerator:

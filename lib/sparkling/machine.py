@@ -54,6 +54,11 @@ class Memory:
     gpu_available: int | None = None
 
     @property
+    def untold(self) -> bool:
+        """Whether there is a GPU with memory of its own, and a driver that says nothing of it."""
+        return self.gpu is not None and not self.unified and self.gpu_total is None
+
+    @property
     def model_total(self) -> int:
         """The memory that a model is loaded into: the GPU's own, else the machine's."""
         return self.total if self.gpu_total is None else self.gpu_total

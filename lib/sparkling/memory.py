@@ -221,11 +221,22 @@ def need_of(
     if memory is None:
         memory = machine.host_memory if on_cpu else machine.memory
     here = memory if isinstance(memory, Memory) else memory()
-    kind = "cpu" if on_cpu else "unified" if here.gpu_available is None else "gpu"
+    own = here.gpu_total is not None or here.untold
+    kind = "cpu" if on_cpu else "gpu" if own else "unified"
     available = here.available if on_cpu else here.model_available
+    if kind == "gpu" and here.gpu_available is None:
+        available = here.gpu_total or 0  # in use by nobody, for all that is told
     total = here.total if on_cpu else here.model_total
     sums = _Sums(launch, book, kind, available)
     asked = consent or os.environ.get(I_KNOW, "").strip() == "1"
+    problems, remarks = sums.problems(asked), sums.remarks(asked)
+    if kind == "gpu" and here.untold:
+        problems = [
+            f"how much memory {here.gpu} has is not known, for nvidia-smi does not answer; have it "
+            "answer first (a driver that hangs needs a reboot)"
+        ]
+    elif kind == "gpu" and here.gpu_available is None:
+        remarks.append(f"what is in use of {here.gpu}'s memory is not told, and taken as nothing")
     return Need(
         recipe=launch.recipe,
         stage=launch.stage,
@@ -239,8 +250,8 @@ def need_of(
         kv_tokens=sums.kv_tokens(),
         least=sums.least(),
         loading=sums.loading(),
-        problems=tuple(sums.problems(asked)),
-        remarks=tuple(sums.remarks(asked)),
+        problems=tuple(problems),
+        remarks=tuple(remarks),
     )
 
 

@@ -182,8 +182,12 @@ def memory_gib(lane: Lane) -> tuple[float, float]:
 def _memory(lane: Lane) -> Check:
     want, _ = memory_gib(lane)
     # A container's limit counts, and a GPU's own memory where the model goes there.
-    free = machine.memory().model_available / 2**30
+    here = machine.host_memory() if lane.kind == "cpu" else machine.memory()
+    free = here.model_available / 2**30
     need = f"{want:g} GiB of free memory"
+    if here.untold:
+        why = "have nvidia-smi answer first (a driver that hangs needs a reboot)"
+        return Check(need, False, f"not told: nvidia-smi says nothing of {here.gpu}", why)
     return Check(
         need, free >= want, f"{free:.1f} GiB", "end what holds it; a stopped server gives it back"
     )

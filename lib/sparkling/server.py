@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkling import (
     claims,
+    gpus,
     headcheck,
     kernels_flashinfer,
     kernels_jobs,
@@ -374,7 +375,7 @@ class Server:
     def _claimed(self) -> Iterator[None]:
         """Note what this server will take, if nobody else's need stands against it."""
         self._claim: Path | None = None
-        device = not self._on_cpu and machine.memory().gpu is not None
+        device = not self._on_cpu and gpus.look(cuda=False).perhaps
         if self.need is None and not device:
             yield
             return

@@ -396,6 +396,26 @@ def test_servers_are_named_and_never_killed(spark, monkeypatch, tmp_path):
     assert doctor_machine.servers(replace(scene, memory=SPARK)).verdict == OK  # enough is left
 
 
+def test_a_driver_that_does_not_answer_leaves_it_unknown_who_holds_the_gpu(spark, monkeypatch):
+    monkeypatch.setattr(doctor_processes, "ours", lambda runs: {})
+    silent = lambda: "nvidia-smi did not answer within 2 s"  # noqa: E731
+    found = doctor_machine.servers(replace(spark, holders=silent, processes=lambda: EVERYONE))
+    assert found.verdict == WARN and "ollama (pid 20)" in found.found
+    assert "the GPU's is unknown: nvidia-smi did not answer" in found.found and found.remedy
+    found = doctor_machine.servers(replace(spark, holders=silent))
+    assert found.verdict == WARN and "unknown" in found.found
+
+
+def test_a_gpu_whose_memory_is_not_told_is_neither_unified_nor_enough(spark, lane):
+    seen = Gpus((GpuFacts("NVIDIA H200", asked=False),), None, "the driver lists it, though …")
+    blind = replace(SPARK, unified=False, gpu="NVIDIA H200")
+    scene = replace(spark, lane=replace(lane, kind="gpu"), gpus=seen, memory=blind)
+    found = Findings(doctor_machine.memory(scene))
+    assert found.of("memory.unified").verdict == WARN
+    assert found.of("memory.available").verdict == FAIL
+    assert found.of("memory.available").found.startswith("not told")
+
+
 def test_nobody_holds_memory(spark):
     assert doctor_machine.servers(spark).found == "nobody holds 2.0 GiB or more"
 

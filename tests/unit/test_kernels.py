@@ -20,7 +20,15 @@ import time
 from pathlib import Path
 
 import pytest
-from sparkling import cli, gpus, kernels, kernels_flashinfer, kernels_humming, kernels_probe
+from sparkling import (
+    cli,
+    gpus,
+    kernels,
+    kernels_flashinfer,
+    kernels_humming,
+    kernels_probe,
+    memory,
+)
 from sparkling import kernels_measured as measured
 from sparkling import lane as lanes
 from sparkling.errors import SparklingError, UsageError
@@ -321,10 +329,17 @@ def test_the_rehearsal_runs_in_any_folder(tmp_path: Path) -> None:
 
 def test_a_desktop_on_the_gpu_stops_no_build(spark: lanes.Lane) -> None:
     drawing = {os.getpid(): 180 << 20}
-    kernels._nobody(0, lambda: drawing)
+    kernels._nobody(0, lambda: drawing, {})
     for used in (None, 600 << 20):
         with pytest.raises(SparklingError, match="holds the GPU's memory"):
-            kernels._nobody(0, lambda used=used: {**drawing, os.getppid(): used})
+            kernels._nobody(0, lambda used=used: {**drawing, os.getppid(): used}, {})
+
+
+def test_nothing_is_built_while_nobody_knows_who_holds_the_gpu(spark: lanes.Lane) -> None:
+    silent = lambda: "nvidia-smi did not answer within 2 s"  # noqa: E731
+    with pytest.raises(SparklingError, match="did not answer within 2 s, so nobody knows whether"):
+        build(spark, holders=silent)
+    kernels._nobody(0, silent, {memory.I_KNOW: "1"})
 
 
 def test_nothing_is_built_while_a_server_holds_the_gpu(spark: lanes.Lane, tmp_path: Path) -> None:

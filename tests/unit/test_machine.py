@@ -136,11 +136,12 @@ def test_an_older_driver_is_asked_for_less():
         if "--version" in command:
             return 0, "NVIDIA-SMI version  : 590.1\nCUDA UMD Version : 13.1"
         if "power.draw" in command[1]:
-            return 2, 'Field "compute_cap" is not a valid field to query.'
-        return 0, "NVIDIA GB10, 12.1\n"
+            return 2, 'Field "clocks.mem" is not a valid field to query.'
+        return 0, "NVIDIA GB10, 12.1, 570.1, [N/A], [N/A]\nNVIDIA L4, 8.9, 570.1, 23034, 0\n"
 
     seen = gpus.look(ask)
-    assert seen.all == (gpus.GpuFacts("NVIDIA GB10", "12.1"),) and seen.cuda == "13.1"
+    assert seen.all[0] == gpus.GpuFacts("NVIDIA GB10", "12.1", "570.1") and seen.cuda == "13.1"
+    assert seen.all[1].memory_free == 23034 * 2**20 and not seen.all[1].unified
 
 
 def test_a_gpu_with_memory_of_its_own():
@@ -169,7 +170,30 @@ def test_who_computes_on_the_gpu():
         101: 2 * GIB,
         102: None,
     }
-    assert gpus.holders(lambda *_: "not installed") == gpus.holders(answers("1, 1", code=1)) == {}
+
+
+def test_a_driver_that_does_not_answer_is_not_one_that_nobody_uses(tmp_path):
+    none, listed = tmp_path / "none", tmp_path / "gpus"
+    (listed / "0").mkdir(parents=True)
+    (listed / "0" / "information").write_text("Model: NVIDIA GB10\n")
+    missing, broken = (lambda *_: "nvidia-smi is not installed"), answers("1, 1", code=18)
+    assert gpus.holders(missing, proc=none) == gpus.holders(broken, proc=none) == {}
+    assert gpus.holders(missing, proc=listed) == "nvidia-smi is not installed"
+    assert gpus.holders(broken, proc=listed) == "nvidia-smi fails with code 18"
+    hung = lambda command, limit: f"{command[0]} did not answer within {limit:g} s"  # noqa: E731
+    for proc in (none, listed):
+        assert gpus.holders(hung, proc=proc) == "nvidia-smi did not answer within 2 s"
+        assert gpus.look(hung, proc=proc).perhaps
+    assert not gpus.look(missing, proc=none).perhaps
+
+
+def test_a_silent_driver_does_not_make_a_gpu_unified(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "information").write_text("Model: NVIDIA H200\n")
+    seen = gpus.look(lambda *_: "nvidia-smi did not answer within 2 s", proc=tmp_path)
+    found = machine.memory(reader({}), seen)
+    assert not seen.unified and not found.unified and found.untold
+    assert not machine.memory(reader({}), gpus.look(answers(H200))).untold
 
 
 # -- case 33: containers --------------------------------------------------------------------------

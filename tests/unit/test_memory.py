@@ -115,6 +115,18 @@ def test_what_does_not_fit_is_refused_with_the_sum(flash: recipe.Recipe) -> None
     assert "does not fit" in str(need)
 
 
+def test_a_gpu_of_which_nothing_is_told_starts_nothing(flash: recipe.Recipe) -> None:
+    silent = dataclasses.replace(H200, gpu_total=None, gpu_available=None)
+    found = memory.need(flash, "baseline", memory=silent, consent=True)
+    assert found.kind == "gpu" and not found.ok and len(found.problems) == 1
+    with pytest.raises(NoMemory, match="memory H200 has is not known, for nvidia-smi does not"):
+        found.require()
+    # Known, and what is in use of it is not: as with a GPU cut into parts.
+    found = memory.need(flash, "baseline", memory=dataclasses.replace(H200, gpu_available=None))
+    assert found.ok and found.available == H200.gpu_total
+    assert "taken as nothing" in found.remarks[-1]
+
+
 def test_humming_takes_more_while_it_loads_than_when_it_serves(flash: recipe.Recipe) -> None:
     assert memory.need(flash, "baseline", memory=SPARK).loading is None
     need = memory.need(flash, "humming", memory=SPARK)
