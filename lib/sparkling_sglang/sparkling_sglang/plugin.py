@@ -71,9 +71,17 @@ def _register_scheduler(patches: Patches, wanted: Switches) -> None:
         from sparkling_sglang import trap
 
         trap.register(patches)
+    if wanted.clamp and not wanted.cpu_engine:  # the CPU's experts above obey the limit already
+        from sparkling_sglang import clamp
+
+        clamp.register(patches)
     share_head.register(patches, hand_over=wanted.share_head)
     # Last, so that its hooks see what the others have done.
     status.start(patches, wanted)
+    if wanted.clamp or wanted.status_file:
+        from sparkling_sglang import limits
+
+        limits.register(patches, strict=wanted.clamp)
 
 
 def register() -> None:

@@ -12,6 +12,7 @@ SHARE_HEAD = "SPARKLING_SHARE_HEAD"
 TRAP = "SPARKLING_TRAP"
 TENSOR_ONLY = "tensor-only"
 KEEP_ALIVE = "SPARKLING_KEEP_ALIVE_S"
+CLAMP = "SPARKLING_SWIGLU_CLAMP"
 STATUS_FILE = "SPARKLING_STATUS_FILE"
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 
@@ -28,7 +29,8 @@ class Switches:
 
     ``share_head`` hands the target's whole LM-head module to the NEXTN draft. It follows
     ``fp8_head`` unless ``SPARKLING_SHARE_HEAD`` says otherwise: with 0 the draft is left with what
-    SGLang gives it. ``trap`` is the teaching switch's value (see :mod:`sparkling_sglang.trap`).
+    SGLang gives it. ``trap`` is the teaching switch's value (see :mod:`sparkling_sglang.trap`);
+    ``clamp`` makes Humming and Marlin obey Ling's SwiGLU limit (:mod:`sparkling_sglang.clamp`).
     """
 
     cpu_engine: bool
@@ -37,16 +39,18 @@ class Switches:
     status_file: str | None
     trap: str | None = None
     keep_alive: str | None = None
+    clamp: bool = False
 
     @property
     def idle(self) -> bool:
         """True when there is nothing for this plugin to do."""
-        asked = self.fp8_head or self.share_head or self.trap or self.status_file
+        asked = self.fp8_head or self.share_head or self.trap or self.status_file or self.clamp
         return not (self.cpu_engine or asked or self.keep_alive)
 
     def ids(self) -> dict[str, bool]:
-        """Switch ids as recipes and the status file name them; a trap only where one is set."""
+        """Switch ids as the status file names them; the clamp and a trap only where they are set."""
         ids = {"fp8-head": self.fp8_head, "share-head": self.share_head}
+        ids |= {"swiglu-clamp": True} if self.clamp else {}
         return ids | ({"trap": True} if self.trap else {})
 
 
@@ -62,4 +66,5 @@ def read(env: Mapping[str, str] | None = None) -> Switches:
         status_file=env.get(STATUS_FILE) or None,
         trap=trap,
         keep_alive=env.get(KEEP_ALIVE, "").strip() or None,
+        clamp=_on(env, CLAMP),
     )
