@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkling import gpus, server, shapes
 from sparkling.errors import SparklingError, UsageError
@@ -90,3 +92,37 @@ def measure(
         last = lines[-1][:300] if lines else "nothing"
         raise SparklingError(f"The kernels were not measured; the benchmark said: {last}")
     return shapes.read(out)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a notebook shows: a record, whether it was measured here just now, and if not, why not."""
+
+    record: shapes.Record
+    live: bool
+    why: str = ""
+
+    def view(self) -> Any:
+        """As a `show.View`."""
+        from sparkling import show, show_shapes
+
+        view = show_shapes.where(self.record, live=self.live)
+        return view if self.live else show.note(self.why, strong=True) + view
+
+    def _repr_html_(self) -> str:
+        return self.view().html
+
+    def __repr__(self) -> str:
+        return self.view().text
+
+
+def here_or_recorded(nb: Any, holders: Holders = gpus.holders) -> Found:
+    """Measure on this machine's GPU, into the run's folder; the recorded H200 where that cannot be.
+
+    nb: the notebook's session. Raises SparklingError when a measurement that began gave no record.
+    """
+    reason = refusal(nb.lane, holders)
+    if reason:
+        return Found(shapes.recorded(), False, reason)
+    path = nb.run.path("kernel-shapes.json")
+    return Found(measure(nb.lane, path, holders=holders), True)

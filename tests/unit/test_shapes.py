@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import cli, shapes, shapes_live, show_shapes
+from sparkling import cli, fullsize, shapes, shapes_live, shapes_round, show_shapes
 from sparkling.costmodel import Range
 from sparkling.errors import SparklingError, UsageError
 from sparkling.stats import Interval
@@ -209,6 +209,39 @@ def test_tables_carry_n_spread_and_definitions(record):
     assert "within" in agree and "1.46 to 3.91" in agree
 
 
+def full(device: str = "h200") -> fullsize.Record:
+    def cell(ms: float, of: str):
+        return {"of": of, "tokens": 256, "ms": [ms, ms, ms]}
+
+    arms = {
+        "humming-bf16-plain": {"contexts": {"1024": cell(6.5, "step")}},
+        "humming-bf16-nextn": {"contexts": {"1024": cell(10.5, "round")}},
+        "humming-fp8-nextn": {"contexts": {"1024": cell(10.0, "round")}},
+    }
+    told = {"date": "d", "conditions": "c", "command": "x", "versions": {}, "bandwidth": {}}
+    return fullsize.of({"schema": fullsize.SCHEMA, "device": device, "arms": arms, **told})
+
+
+def test_a_round_is_accounted_for_on_the_same_device_only(tmp_path):
+    def change(d):
+        d["device"]["name"] = "NVIDIA H200"
+        four = case(220.0, format="BF16", rows=4, kernel="a", bytes=8 * 10**8, relative_error=0.002)
+        d["head"].append(four)
+
+    found = shapes.read(made(tmp_path, change))
+    # The FP8 head lacks four rows, and its plain arm: no account of it.
+    (one,) = shapes_round.accounts(found, full())
+    assert (one.head, one.context, one.n) == ("BF16", 1024, 3)
+    assert one.added == pytest.approx(4.0)
+    assert one.experts == pytest.approx(40 * 0.060)  # 100 µs against 40 in 40 layers
+    assert one.draft_experts == pytest.approx(0.100 + 2 * 0.040)
+    assert one.heads == pytest.approx(0.220 - 0.210 + 3 * 0.210)
+    assert one.rest == pytest.approx(4.0 - 2.4 - 0.18 - 0.64)
+    assert "<td>0.78, " in show_shapes.of_a_round(found, full()).html
+    assert shapes_round.accounts(found, full("spark")) == []
+    assert "another device" in str(show_shapes.of_a_round(found, full("spark")))
+
+
 def test_recorded_elsewhere_is_never_shown_as_measured_here(record):
     assert "not on this machine" in str(show_shapes.where(record, live=False))
     here = str(show_shapes.where(record, live=True))
@@ -308,3 +341,27 @@ def test_a_mistake_is_one_sentence_and_exit_2(arguments, says, capsys):
     assert cli.main(["shapes", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error
+
+
+# -- in a notebook ---------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_the_record_where_nothing_can_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "RECORDED", made(tmp_path))
+    monkeypatch.setattr(shapes, "recorded", lambda: shapes.read(shapes.RECORDED))
+    nb = SimpleNamespace(lane=lane(tmp_path, "cpu"))
+    found = shapes_live.here_or_recorded(nb, nobody)
+    assert not found.live
+    text = repr(found)
+    assert text.startswith("The kernels need an NVIDIA GPU") and "not on this machine" in text
+
+
+def test_a_notebook_measures_where_it_can(tmp_path):
+    good = made(tmp_path)
+    nb = SimpleNamespace(
+        lane=lane(tmp_path, script=f'cp {good} "$4"'),
+        run=SimpleNamespace(path=lambda name: tmp_path / "run" / name),
+    )
+    found = shapes_live.here_or_recorded(nb, nobody)
+    assert found.live and (tmp_path / "run" / "kernel-shapes.json").exists()
+    assert "not on this machine" not in found._repr_html_()
