@@ -19,7 +19,8 @@ MEASURE = "sparkling shapes --measure"
 _GREY, _BLUE, _GREEN, _ORANGE = "#5b6675", "#2f6f9f", "#3a8f5c", "#c9772b"
 _FORMATS = {"BF16": _GREY, "FP32-out": _BLUE, "FP8": _GREEN}
 _ROUTINGS = {"random": _BLUE, "repeated": _ORANGE}
-_TIMES = "Times in µs a call: median [quartiles] over n replays of a CUDA graph, and the least"
+_TIMES = "µs a call: median, quartiles and minimum over n replays of a CUDA graph"
+_WIDE = 150
 
 
 def where(record: Record, *, live: bool) -> View:
@@ -68,25 +69,24 @@ def head(record: Record) -> View:
             "format": case.format,
             "rows": str(case.rows),
             "kernel": case.kernel,
-            "µs": case.times.text(),
-            "n": case.times.n,
+            **_times(case),
             "MB": case.bytes / 1e6,
             **_against(record, case),
-            "times BF16's speed": bf16[case.rows].times.median / case.times.median
-            if case.rows in bf16
-            else None,
+            "x BF16": _faster(bf16.get(case.rows), case),
             "error": f"{case.error:.2g}",
         }
         for case in record.head
     ]
     caption = (
         f"{_TIMES}. MB: the head's weights with their scales, from rotating copies, so none of it is in the "
-        "cache. Least: these bytes at the limit. Error: root mean square distance of 4,096 logits "
+        "cache. At the limit: these bytes over it. Error: root mean square distance of 4,096 logits "
         "from float32 over their size, random weights. FP8 is the product as served, through the plugin's "
         f"method.{_launches(record.head)}"
     )
     vocabulary, hidden = record.head_shape
-    return table(rows, title=f"The LM head, {vocabulary:,} × {hidden:,}", caption=caption)
+    return table(
+        rows, title=f"The LM head, {vocabulary:,} × {hidden:,}", caption=caption, width=_WIDE
+    )
 
 
 def head_picture(record: Record) -> View:
@@ -133,8 +133,7 @@ def experts(record: Record, *, part: str = "layer", backend: str = "humming") ->
             "tokens": str(case.tokens),
             "routing": case.routing if case.tokens > 1 else "one token",
             "union": f"{case.union:.2f} ({case.union_span[0]} to {case.union_span[1]})",
-            "µs": case.times.text(),
-            "n": case.times.n,
+            **_times(case),
             "cost": _cost(record, case),
             "MB": record.moved(case) / 1e6,
             **_against(record, case),
@@ -143,13 +142,13 @@ def experts(record: Record, *, part: str = "layer", backend: str = "humming") ->
     ]
     error = record.expert_errors.get(backend)
     caption = (
-        f"{_TIMES}; a graph has {cases[0].times.calls} calls, each with its own route and layer. Union: "
+        f"{_TIMES} of {cases[0].times.calls} calls, each with its own route and layer. Union: "
         "experts read, mean and span over the calls timed. Cost: in times of one token, 95 % interval "
         f"from resampled replays. MB: the union's weights and scales. One token's output is "
         f"{error:.2g} away from float32.{_launches(cases)}"
     )
     title = f"{backend.capitalize()}, {what}: {record.experts_of} experts, top {record.top_k}"
-    return table(rows, title=title, caption=caption)
+    return table(rows, title=title, caption=caption, width=_WIDE)
 
 
 def experts_picture(record: Record, *, backend: str = "humming") -> View:
@@ -202,7 +201,7 @@ def consistency(record: Record, *, backend: str = "humming") -> View:
     caption = (
         "In times of one token. Predicted from bytes alone: lower end, only the added experts count, read at "
         "the limit; upper end, all time is proportional to bytes. The model expects the union of "
-        "independent choices for random routing and the top k for repeated."
+        "independent choices for random routing and the top k for repeated. Within: to 2 %."
     )
     return table(rows, title="The cost model against these kernels", caption=caption)
 
@@ -243,13 +242,27 @@ def of_a_round(record: Record, full: Any) -> View:
 # -- pieces --------------------------------------------------------------------------------------
 
 
+def _times(case: HeadCase | ExpertCase) -> dict[str, Any]:
+    low, high = case.times.quartiles
+    return {
+        "µs": f"{case.times.median:,.1f}",
+        "quartiles": f"{low:,.1f} to {high:,.1f}",
+        "min": f"{min(case.times.us):,.1f}",
+        "n": case.times.n,
+    }
+
+
 def _against(record: Record, case: HeadCase | ExpertCase) -> dict[str, Any]:
     rate = record.moved(case) / case.times.median / 1e3
     return {
-        "least µs": record.least_us(case),
+        "at the limit": f"{record.least_us(case):,.1f}",
         "GB/s": f"{rate:,.0f}",
-        "of the limit": f"{100 * record.share(case):.0f} %",
+        "share": f"{100 * record.share(case):.0f} %",
     }
+
+
+def _faster(bf16: HeadCase | None, case: HeadCase) -> str | None:
+    return None if bf16 is None else f"{bf16.times.median / case.times.median:.2f}"
 
 
 def _cost(record: Record, case: ExpertCase) -> str | None:
