@@ -1,36 +1,36 @@
 """Which product the FP8 head uses: tried on the device while the server loads, kept on disk.
 
 The configurations follow from what the device has (multiprocessors, shared memory, threads), so
-nothing is made for one GPU alone. Each is compiled, checked against the float32 product of the
-same weights and timed; the fastest correct one is kept. Whatever fails, the server starts: with
+nothing is made for one GPU alone. At the first start another process compiles each, checks it
+against torch's product and times it (:mod:`sparkling_sglang.head_trial`); the fastest correct one
+is kept in a file and checked once more on the real weights. Whatever fails, the server starts: with
 torch's own product, a warning and the reason in the status file.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import os
-import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sparkling_sglang import head_kernels, status
+from sparkling_sglang import head_kernels
 from sparkling_sglang.head_kernels import Config, HeadKernel, KernelError
 
 PLAIN = "torch-dequantize"
 OURS = "sparkling-cuda"
 
 NARROW, WIDE = 8, 16  # tokens at most: one and two groups of 8
-REPEATS = 9
+TRIAL_S = 120
 
 # A logit may differ by one BF16 step and by this part of the token's root mean square. A wrong
 # layout or a lost stage is off by about 1.
@@ -136,22 +136,13 @@ def remembered(path: Path) -> dict[int, tuple[Config, float]] | None:
     """Groups of 8 tokens -> the configuration and its microseconds, or None if unusable."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return {int(g): (Config(**c["config"]), float(c["us"])) for g, c in stored.items()}
+        known = {int(g): (Config(**c["config"]), float(c["us"])) for g, c in stored.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    return known if 1 in known else None
 
 
-def remember(path: Path, chosen: dict[int, tuple[Config, float]]) -> None:
-    """Keep a choice; a folder that cannot be written costs the next start a few seconds."""
-    stored = {g: {"config": asdict(c), "us": us} for g, (c, us) in chosen.items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        status.replace_file(path, json.dumps(stored, indent=1) + "\n")
-    except OSError as error:
-        logger.warning("Cannot keep the FP8 head's configuration in %s: %s.", path, error)
-
-
-# ----------------------------------------------------------------------------------- the trials
+# ---------------------------------------------------------------------------------- the choice
 
 
 def wrong(got: torch.Tensor, wanted: torch.Tensor) -> int:
@@ -161,121 +152,91 @@ def wrong(got: torch.Tensor, wanted: torch.Tensor) -> int:
     return int((~((got.float() - wanted).abs() <= bound)).sum())
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Median time of ``call`` on the current CUDA stream; the head is larger than the caches."""
-    for _ in range(2):
-        call()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize()
-    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+def inputs(hidden: int, device: torch.device) -> torch.Tensor:
+    """Activations [WIDE, hidden] bfloat16 to check a kernel with."""
+    noise = torch.Generator(device=device).manual_seed(0)
+    return torch.randn(WIDE, hidden, generator=noise, device=device).bfloat16()
 
 
-def fastest(
-    configs: list[Config],
-    build: Callable[[Config], HeadKernel],
-    check: Callable[[HeadKernel], int],
-    clock: Callable[[HeadKernel], float],
-) -> tuple[HeadKernel, Config, float]:
-    """The fastest of ``configs`` that can be built and computes what it should.
+def run_trial(path: Path, rows: int, hidden: int, device: torch.device) -> None:
+    """Let :mod:`sparkling_sglang.head_trial` try the configurations and write ``path``.
+
+    In a process of its own: a kernel that faults or hangs on a GPU it was never run on takes down
+    the trial and not the server.
 
     Raises:
-        KernelError: none does; the message says how many were tried and what the first said.
+        KernelError: the trial failed or took more than :data:`TRIAL_S`.
     """
-    best: tuple[HeadKernel, Config, float] | None = None
-    reasons = []
-    for config in configs:
-        try:
-            kernel = build(config)
-            if bad := check(kernel):
-                raise KernelError(f"{bad} logits are wrong")
-            us = clock(kernel)
-        except KernelError as error:
-            reasons.append(str(error))
-            continue
-        if best is None or us < best[2]:
-            best = (kernel, config, us)
-    if best is None:
-        told = reasons[0] if reasons else "no configuration suits the device and the shape"
-        raise KernelError(f"of {len(configs)} configurations none works: {told}")
-    return best
+    package = str(Path(__file__).resolve().parent.parent)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    told = [str(path), str(rows), str(hidden), str(device.index or 0)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sparkling_sglang.head_trial", *told],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(f"the trial took more than {TRIAL_S} s") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        raise KernelError(f"the trial ended with {done.returncode}: {lines[-1]}")
 
 
-def tuned(q: torch.Tensor, scale: torch.Tensor, limits: Limits, plain: Product) -> Choice:
-    """Our kernel for one and two groups of tokens, from the cache or by trying.
+def tuned(q: torch.Tensor, scale: torch.Tensor, plain: Product) -> Choice:
+    """Our kernel, configured from the cache or, at the first start, by a trial.
 
     Raises:
         KernelError: it does not work here.
     """
     rows, hidden = q.shape
+    limits = Limits.of(q.device)
     started = time.monotonic()
     path = cache_file(limits, rows, hidden)
-    known = remembered(path)
-    noise = torch.Generator(device=q.device).manual_seed(0)
-    x = torch.randn(WIDE, hidden, generator=noise, device=q.device).bfloat16()
+    known, source = remembered(path), "cache"
+    if known is None:
+        run_trial(path, rows, hidden, q.device)
+        known, source = remembered(path), "trial"
+    if known is None:
+        raise KernelError(f"the trial left nothing usable in {path}")
+    x = inputs(hidden, q.device)
     wanted = plain(x, q, scale).float()
-    kernels: dict[int, HeadKernel] = {}
-    chosen: dict[int, tuple[Config, float]] = {}
-    tried = 0
-    for groups in (1, 2):
-        if known and groups in known:
-            configs = [known[groups][0]]
-        else:
-            configs = candidates(hidden, groups, limits)
-            tried += len(configs)
-
-        def made(config: Config) -> bytes | KernelError:
-            try:
-                return head_kernels.compile_kernel(config, hidden, limits.architecture)
-            except KernelError as error:
-                return error
-
-        with ThreadPoolExecutor(4) as pool:
-            cubins = dict(zip(configs, pool.map(made, configs), strict=True))
-
-        def build(config: Config, cubins: dict = cubins) -> HeadKernel:
-            cubin = cubins[config]
-            if isinstance(cubin, KernelError):
-                raise cubin
-            return HeadKernel(cubin, config, rows, hidden, limits.multiprocessors)
-
+    kernels: dict[int, Product] = {}
+    for groups, (config, _) in known.items():
+        cubin = head_kernels.compile_kernel(config, hidden, limits.architecture)
+        kernel = HeadKernel(cubin, config, rows, hidden, limits.multiprocessors)
         part = x[: 8 * groups]
-        kernels[groups], config, us = fastest(
-            configs,
-            build,
-            lambda k, part=part: wrong(k(part, q, scale), wanted[: len(part)]),
-            lambda k, few=x[: 8 * groups - 7]: microseconds(lambda: k(few, q, scale)),
-        )
-        chosen[groups] = (config, us)
-    if tried:
-        remember(path, chosen)
+        if bad := wrong(kernel(part, q, scale), wanted[: len(part)]):
+            raise KernelError(f"{bad} logits are wrong with {config}")
+        kernels[groups] = kernel
     details = {
-        "kernel_config": {8 * g: asdict(c) for g, (c, _) in chosen.items()},
-        "kernel_us": {1: round(chosen[1][1], 1), 9: round(chosen[2][1], 1)},
-        "kernel_tried": tried,
-        "kernel_from": str(path) if not tried else "tuned at this start",
+        "kernel_config": {str(8 * g): asdict(c) for g, (c, _) in known.items()},
+        "kernel_us": {str(8 * g): us for g, (_, us) in known.items()},
+        "kernel_from": source,
         "kernel_seconds": round(time.monotonic() - started, 1),
     }
-    return Choice(OURS, FewTokens(kernels[1], kernels[2], plain), details)
+    return Choice(OURS, FewTokens(kernels[1], kernels.get(2), plain), details)
 
 
 class FewTokens:
     """Our kernel for up to 16 BF16 tokens, ``plain`` for more or for other dtypes."""
 
-    def __init__(self, narrow: Product, wide: Product, plain: Product) -> None:
+    def __init__(self, narrow: Product, wide: Product | None, plain: Product) -> None:
         self._narrow, self._wide, self._plain = narrow, wide, plain
 
     def __call__(self, x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[0]
-        if not 0 < tokens <= WIDE or x.dtype != torch.bfloat16:
+        kernel = self._narrow if tokens <= NARROW else self._wide
+        if kernel is None or not 0 < tokens <= WIDE or x.dtype != torch.bfloat16:
             return self._plain(x, q, scale)
         # The kernel reads 16 bytes at a time; a slice of a wider tensor may not allow that.
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.clone(memory_format=torch.contiguous_format)
-        return (self._narrow if tokens <= NARROW else self._wide)(x, q, scale)
+        return kernel(x, q, scale)
 
 
 def choose(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) -> Choice:
@@ -294,7 +255,7 @@ def choose(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) 
         if wrong(fast(few, q[:64], scale[:64]), exact(few, q[:64], scale[:64])):
             raise KernelError("the BF16 product is wrong")
         plain = fast
-        return tuned(q, scale, Limits.of(q.device), plain)
+        return tuned(q, scale, plain)
     except Exception as error:  # whatever it is, a slower head is better than no server
         reason = f"{type(error).__name__}: {error}"
         logger.warning(
