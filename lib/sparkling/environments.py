@@ -19,10 +19,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,13 +216,14 @@ def build(
     """Build the edition's environment, or finish a stopped build; nothing is done twice.
 
     Args:
-        python: the interpreter to make it with (default: python3.12 on PATH, else what uv finds).
+        python: the interpreter to make it with, a Python 3.12 (default: the one on PATH, else what
+            uv finds).
         installer: "uv", "pip", or "auto" for uv where there is one.
         progress: called with a line now and then.
         imports: what must be importable in the end.
 
     Raises:
-        UsageError: no such Python or installer, or no pins.
+        UsageError: no such Python or installer, a Python of another version, or no pins.
         SparklingError: a step failed; the log that the sentence names says why. Run it again and it
             goes on from there.
     """
@@ -255,28 +257,51 @@ def build(
 
 
 def _python(told: str | None, tool: _run.Installer, env: Mapping[str, str]) -> str:
-    """The interpreter to make the environment with."""
+    """The interpreter to make the environment with: one that runs, and is what the pins are for."""
     if told is None:
-        if sys.version_info[:2] == (3, 12):
+        if _minor(sys.version_info) == PYTHON:
             return sys.executable
         found = shutil.which(f"python{PYTHON}", path=env.get("PATH"))
         if found is None and tool.name == "uv":
             return PYTHON  # uv brings it
         told = found
+    elif tool.name == "uv" and re.fullmatch(r"\d+(\.\d+)*", told):  # a version, as uv takes it
+        _right(told, told)
+        return told
     if told is None or shutil.which(told, path=env.get("PATH")) is None:
         what = f"There is no Python {told!r}" if told else f"Python {PYTHON} was not found"
         raise UsageError(
             f"{what}; install python{PYTHON} with its venv package, or name one with --python."
         )
+    code = "import sys; print('python', *sys.version_info[:3], sep='.')"
+    answer = commands.ask((told, "-c", code), 30.0, env=env)
+    found = re.fullmatch(r"python\.([\d.]+)", "" if isinstance(answer, str) else answer[1].strip())
+    if found is None:
+        why = answer if isinstance(answer, str) else f"it answers with code {answer[0]}"
+        raise UsageError(f"--python {told} is no Python that runs ({why}); name python{PYTHON}.")
+    _right(found[1], told)
     return told
 
 
+def _minor(version: Sequence[int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _right(version: str, told: str) -> None:
+    """Raise UsageError for a Python that the pins were not resolved for."""
+    if version != PYTHON and not version.startswith(f"{PYTHON}."):
+        raise UsageError(
+            f"{told} is Python {version}, and the server's packages are pinned for {PYTHON}; name "
+            f"python{PYTHON} with --python, or leave it out."
+        )
+
+
 def _make(steps: _run.Steps, folder: Path, tool: _run.Installer, python: str) -> None:
-    """A venv whose Python runs; one that does not (moved, or its Python gone) is made anew."""
+    """A venv whose Python runs and is the right one; another one (moved, its Python gone, or of
+    another version) is made anew."""
     server = folder / "bin" / "python"
-    if server.exists() and steps.quiet((str(server), "-c", "import sys; print(sys.prefix)")) == str(
-        folder
-    ):
+    code = "import sys; print(sys.prefix, '%d.%d' % sys.version_info[:2])"
+    if server.exists() and steps.quiet((str(server), "-c", code)) == f"{folder} {PYTHON}":
         return
     if folder.exists():
         shutil.rmtree(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -49,6 +50,10 @@ def root(tmp_path, monkeypatch):
     (tmp_path / "env").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("UV_OFFLINE", "1")
+    here = (
+        f"{sys.version_info[0]}.{sys.version_info[1]}"  # the pins of these tests are for this one
+    )
+    monkeypatch.setattr(environments, "PYTHON", here)
     return tmp_path
 
 
@@ -155,6 +160,35 @@ def test_no_installer_or_python_is_one_sentence(root, monkeypatch):
     assert installer("auto").name == "pip"
     with pytest.raises(UsageError, match="There is no Python 'python9'; install python"):
         make(root, python="python9")
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("python.3.10.2", "is Python 3.10.2, and the server's packages are pinned for"),
+        ("python.3.121.0", "is Python 3.121.0"),
+        ("python.2.7.18", "is Python 2.7.18"),
+        ("hello", "is no Python that runs (it answers with code 0)"),
+        ("", "is no Python that runs"),
+    ],
+)
+def test_a_python_of_another_version_is_refused_before_anything_is_made(root, says, told):
+    pinned(root)
+    program = root / "python-mine"
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        make(root, python=str(program))
+    assert not (root / ".venv-x").exists()
+
+
+def test_uv_takes_a_version_instead_of_a_path(monkeypatch):
+    uv = Installer("uv", "/bin/uv")
+    monkeypatch.setattr(environments, "PYTHON", "3.12")
+    for told in ("3.12", "3.12.7"):
+        assert environments._python(told, uv, {}) == told
+    with pytest.raises(UsageError, match=r"3\.11 is Python 3\.11, and"):
+        environments._python("3.11", uv, {})
 
 
 def test_a_lane_without_pins_has_nothing_to_build(root):
