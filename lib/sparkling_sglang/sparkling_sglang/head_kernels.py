@@ -22,43 +22,31 @@ class KernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Config:
-    """How the kernel is built and launched; see the head of ``head_kernel.cu``.
+    """How the kernel is built and launched; the first four are described in ``head_kernel.cu``.
 
-    ``waves`` divides the rows among ``waves`` times as many blocks as the device holds at a time.
+    ``waves`` divides the rows among that many times as many blocks as run at once.
     """
 
     warps: int
-    fetch: int
     blocks: int
-    stages: int = 1
-    x_shared: int = 0
-    prefetch: int = 0
-    waves: int = 1
     groups: int = 1
+    prefetch: int = 128
+    waves: int = 1
 
     def defines(self, hidden: int) -> dict[str, int]:
         """The macros that ``head_kernel.cu`` is compiled with."""
         return {
             "K": hidden,
             "WARPS": self.warps,
-            "NT": self.groups,
-            "FETCH": self.fetch,
-            "STAGES": self.stages,
-            "XSHARED": self.x_shared,
-            "PREFETCH": self.prefetch,
+            "GROUPS": self.groups,
             "BLOCKS": self.blocks,
+            "PREFETCH": self.prefetch,
         }
 
-    def dynamic_shared(self, hidden: int) -> int:
-        """Bytes of shared memory given at launch."""
-        pitch = {0: 0, 1: hidden, 2: hidden + 64}[self.fetch]
-        x = self.groups * 16 * hidden if self.x_shared else 0
-        return self.stages * TILE_ROWS * pitch + x
-
-    def static_shared(self) -> int:
-        """Bytes of shared memory that the kernel declares itself."""
-        columns = self.warps * self.groups * 8
-        return columns * 20 * 2 * 4 + columns * 4 + 8 * self.stages * (self.fetch == 2)
+    def shared(self) -> int:
+        """Bytes of shared memory that a block takes."""
+        pitch = 20 if self.groups == 1 else 18
+        return self.warps * self.groups * 8 * (2 * pitch + 1) * 4
 
 
 def compile_kernel(config: Config, hidden: int, architecture: str) -> bytes:
@@ -113,20 +101,15 @@ class Module:
         self._api = driver
         self._module = _driver(driver.cuModuleLoadData(cubin))
 
-    def function(self, name: bytes, dynamic_shared: int) -> object:
-        """The kernel ``name``, allowed that much shared memory."""
-        made = _driver(self._api.cuModuleGetFunction(self._module, name))
-        if dynamic_shared > 0:
-            limit = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _driver(self._api.cuFuncSetAttribute(made, limit, dynamic_shared))
-        return made
+    def function(self, name: bytes) -> object:
+        """The kernel ``name``."""
+        return _driver(self._api.cuModuleGetFunction(self._module, name))
 
 
 def launch(
     function: object,
     grid: int,
     threads: int,
-    dynamic_shared: int,
     stream: int,
     values: Iterable[int],
     types: Iterable[type],
@@ -136,7 +119,7 @@ def launch(
 
     _driver(
         driver.cuLaunchKernel(
-            function, grid, 1, 1, threads, 1, 1, dynamic_shared, stream,
+            function, grid, 1, 1, threads, 1, 1, 0, stream,
             (tuple(values), tuple(types)), 0,
         )
     )  # fmt: skip
@@ -147,19 +130,16 @@ class HeadKernel:
 
     Args:
         cubin: what :func:`compile_kernel` made for ``config``.
-        rows, hidden: the head's shape.
+        rows: of the head.
         multiprocessors: of the device.
     """
 
     TYPES = (*(ctypes.c_void_p,) * 4, *(ctypes.c_int,) * 4)
 
-    def __init__(
-        self, cubin: bytes, config: Config, rows: int, hidden: int, multiprocessors: int
-    ) -> None:
+    def __init__(self, cubin: bytes, config: Config, rows: int, multiprocessors: int) -> None:
         self.config, self.rows = config, rows
-        self._shared = config.dynamic_shared(hidden)
         self._module = Module(cubin)
-        self._function = self._module.function(ENTRY, self._shared)
+        self._function = self._module.function(ENTRY)
         blocks = min(multiprocessors * config.blocks * config.waves, -(-rows // TILE_ROWS))
         self._block_rows = -(-rows // blocks)
         self._grid = -(-rows // self._block_rows)
@@ -173,7 +153,6 @@ class HeadKernel:
             self._function,
             self._grid,
             self.config.warps * 32,
-            self._shared,
             torch.cuda.current_stream(x.device).cuda_stream,
             (
                 q.data_ptr(),

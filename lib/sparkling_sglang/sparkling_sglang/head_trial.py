@@ -104,7 +104,7 @@ def trial(rows: int, hidden: int, device: torch.device) -> dict[int, tuple[Confi
             cubin = cubins[config]
             if isinstance(cubin, KernelError):
                 raise cubin
-            return HeadKernel(cubin, config, rows, hidden, limits.multiprocessors)
+            return HeadKernel(cubin, config, rows, limits.multiprocessors)
 
         part, few = x[: 8 * groups], x[: 8 * groups - 7]
         try:
