@@ -20,6 +20,8 @@ except ImportError:  # torch.sum remains
 
 # Elements a program loads at a time, how many such loads follow each other, warps.
 CONFIGS = ((2048, 4, 4), (2048, 8, 4), (4096, 1, 8), (4096, 4, 8), (8192, 2, 8), (8192, 4, 16))
+# Elements, programs a multiprocessor, stages, warps: few programs that walk through the buffer.
+WALKERS = ((2048, 4, 4, 4), (4096, 2, 4, 8), (4096, 4, 1, 8), (4096, 4, 3, 8), (8192, 4, 1, 16))
 MOST = 4 << 30  # bytes
 
 if triton is not None:
@@ -31,6 +33,17 @@ if triton is not None:
         total = tl.zeros((BLOCK,), tl.int32)
         for load in tl.static_range(LOADS):
             total += tl.load(values + (program * LOADS + load) * BLOCK + tl.arange(0, BLOCK))
+        tl.store(sums + program, tl.sum(total, axis=0))
+
+    @triton.jit
+    def _walk(values, sums, blocks, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+        """Every program adds up every n-th block of int32, n the number of programs."""
+        program, programs = tl.program_id(0), tl.num_programs(0)
+        total = tl.zeros((BLOCK,), tl.int32)
+        place = values + program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        for _ in tl.range(0, tl.cdiv(blocks - program, programs), num_stages=STAGES):
+            total += tl.load(place)
+            place += programs * BLOCK
         tl.store(sums + program, tl.sum(total, axis=0))
 
 
@@ -52,7 +65,28 @@ def readers(values: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
 
     for block, loads, warps in CONFIGS:
         found[f"triton {block}x{loads} {warps} warps"] = reader(block, loads, warps)
+
+    def walker(block: int, per_sm: int, stages: int, warps: int) -> Callable[[], torch.Tensor]:
+        programs = per_sm * _multiprocessors(values.device)
+        blocks = values.numel() // block
+
+        def run() -> torch.Tensor:
+            sums = torch.empty(programs, dtype=torch.int32, device=values.device)
+            _walk[(programs,)](values, sums, blocks, BLOCK=block, STAGES=stages, num_warps=warps)
+            return sums
+
+        return run
+
+    for block, per_sm, stages, warps in WALKERS:
+        name = f"triton walk {block} {per_sm} a SM {stages} stages {warps} warps"
+        found[name] = walker(block, per_sm, stages, warps)
     return found
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def measure(timer: Any, device: torch.device, size: int) -> dict[str, Any]:
