@@ -65,6 +65,8 @@ def measure(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     command = [str(lane.server_python), "-m", MODULE, "--out", str(out)]
+    # As the recipes set them, so that kernels compiled for a server are found and kept.
+    humming = {"HUMMING_COMPILER": "nvrtc", "HUMMING_CACHE_DIR": str(lane.cache / "humming")}
     command += ["--limit-s", f"{limit_s:g}"] + (["--only", only] if only else [])
     said = out.with_suffix(".log")
     with said.open("wb") as log:
@@ -74,7 +76,7 @@ def measure(
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=out.parent,
-            env=server.child_environment({}, lane.server_python),
+            env=server.child_environment(humming, lane.server_python),
             start_new_session=True,
         )
         try:

@@ -279,7 +279,8 @@ def lane(tmp_path, kind="gpu", script: str | None = None):
         python.parent.mkdir()
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return SimpleNamespace(kind=kind, server_python=python, set_up="./scripts/setup.sh")
+    cache = tmp_path / "cache"
+    return SimpleNamespace(kind=kind, server_python=python, set_up="./setup.sh", cache=cache)
 
 
 def nobody():
@@ -299,12 +300,14 @@ def test_it_is_refused_where_it_cannot_run(tmp_path):
 def test_the_record_of_the_child_is_read(tmp_path):
     good = made(tmp_path)
     # $4 is what follows --out.
-    ready = lane(tmp_path, script=f'echo measuring; echo "$@" > {tmp_path}/said; cp {good} "$4"')
+    ready = lane(
+        tmp_path, script=f'echo $HUMMING_CACHE_DIR; echo "$@" > {tmp_path}/said; cp {good} "$4"'
+    )
     found = shapes_live.measure(ready, tmp_path / "new" / "x.json", only="head", holders=nobody)
     assert found.device == "Made Up 1"
     said = (tmp_path / "said").read_text()
     assert said.startswith("-m sparkling_sglang.bench_shapes --out") and "--only head" in said
-    assert (tmp_path / "new" / "x.log").read_text() == "measuring\n"
+    assert (tmp_path / "new" / "x.log").read_text() == f"{tmp_path}/cache/humming\n"
 
 
 def test_a_child_that_leaves_nothing_is_quoted(tmp_path):
