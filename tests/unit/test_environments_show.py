@@ -84,3 +84,33 @@ def test_the_manifest_is_written_once_and_anew_after_a_build(session):
     other = store.open_run(session.lane.runs, notebook="x")
     environments.note(other, Path("/none/bin/python"))
     assert other.manifest["server_environment"] is None
+
+
+def test_imports_are_judged_together_and_a_failure_is_told_from_the_rest(tmp_path, monkeypatch):
+    modules = {
+        "fine": "",
+        "broken": "raise ImportError('no libx.so')",
+        "quiet": "import os\nos._exit(1)",
+        "rival": "import sys\nif 'fine' in sys.modules: raise ImportError('not beside fine')",
+        "noted": f"with open({str(tmp_path / 'n')!r}, 'a') as file: file.write('x')",
+    }
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").write_text(code + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def found(*names: str) -> dict[str, str | None]:
+        return environments.verify(Path(sys.executable), names)
+
+    assert found("fine", "noted") == {"fine": None, "noted": None}
+    assert (tmp_path / "n").read_text() == "x"  # one process was enough
+    assert found("fine", "broken", "quiet") == {
+        "fine": None,
+        "broken": "ImportError: no libx.so",
+        "quiet": "no message",
+    }
+    # Each works alone, and the server would have both.
+    assert found("rival") == {"rival": None}
+    assert found("fine", "rival") == {"fine": None, "rival": "ImportError: not beside fine"}
+    assert found() == {}
+    gone = environments.verify(tmp_path / "python", ("fine",))
+    assert gone == {"fine": f"{tmp_path / 'python'} is not installed"}
