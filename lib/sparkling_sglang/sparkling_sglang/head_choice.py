@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,14 @@ def candidates(hidden: int, groups: int, limits: Limits) -> list[Config]:
         return []
     # The activations of more than 8 segments would not stay in a thread's registers.
     widths = [w for w in (20, 16, 10, 8, 5, 4, 2, 1) if segments % w == 0]
-    widths = [w for w in widths if segments // w * groups <= 8][:3]
-    made = [
-        Config(warps, blocks=1 if groups == 2 or warps > 10 else 2, groups=groups, prefetch=bytes_)
-        for warps in widths
-        for bytes_ in (128, 0)
-    ]
-    return [config for config in made if limits.fits(config)]
+    made: list[Config] = []
+    for warps in widths:
+        most = 2 if warps <= 10 and groups == 1 else 1
+        shapes = [Config(warps, blocks, groups) for blocks in range(most, 0, -1)]
+        fitting = [config for config in shapes if limits.fits(config)]
+        if fitting and segments // warps * groups <= 8:
+            made += [fitting[0], replace(fitting[0], prefetch=0)]
+    return made[:6]
 
 
 @dataclass
@@ -231,6 +232,12 @@ class FewTokens:
         return kernel(x, q, scale)
 
 
+def bf16_works(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) -> bool:
+    """Whether ``fast`` runs here and agrees with ``exact``, on the head's first rows."""
+    few = torch.ones(WIDE + 1, q.shape[1], dtype=torch.bfloat16, device=q.device)
+    return not wrong(fast(few, q[:64], scale[:64]), exact(few, q[:64], scale[:64]))
+
+
 def choose(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) -> Choice:
     """The product for this head: ours on a CUDA GPU where it works, otherwise torch's.
 
@@ -243,14 +250,14 @@ def choose(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) 
         return Choice(PLAIN, exact)
     plain = exact
     try:
-        few = torch.ones(WIDE + 1, q.shape[1], dtype=torch.bfloat16, device=q.device)
-        if wrong(fast(few, q[:64], scale[:64]), exact(few, q[:64], scale[:64])):
-            raise KernelError("the BF16 product is wrong")
+        if not bf16_works(q, scale, exact, fast):
+            raise KernelError("the product of BF16 matrices is wrong")
         plain = fast
         return tuned(q, scale, plain)
     except Exception as error:  # whatever it is, a slower head is better than no server
-        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         logger.warning(
-            "The FP8 LM head falls back to torch's product, which is slower: %s.", reason
+            "The FP8 LM head falls back to torch's product, which is slower: %s.",
+            reason.rstrip("."),
         )
-        return Choice(PLAIN, plain, {"kernel_note": reason[:500]})
+        return Choice(PLAIN, plain, {"kernel_note": reason})

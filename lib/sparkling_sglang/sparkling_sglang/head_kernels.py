@@ -22,16 +22,12 @@ class KernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Config:
-    """How the kernel is built and launched; the first four are described in ``head_kernel.cu``.
-
-    ``waves`` divides the rows among that many times as many blocks as run at once.
-    """
+    """How the kernel is built; each is described in ``head_kernel.cu``."""
 
     warps: int
     blocks: int
     groups: int = 1
     prefetch: int = 128
-    waves: int = 1
 
     def defines(self, hidden: int) -> dict[str, int]:
         """The macros that ``head_kernel.cu`` is compiled with."""
@@ -140,7 +136,7 @@ class HeadKernel:
         self.config, self.rows = config, rows
         self._module = Module(cubin)
         self._function = self._module.function(ENTRY)
-        blocks = min(multiprocessors * config.blocks * config.waves, -(-rows // TILE_ROWS))
+        blocks = min(multiprocessors * config.blocks, -(-rows // TILE_ROWS))
         self._block_rows = -(-rows // blocks)
         self._grid = -(-rows // self._block_rows)
 

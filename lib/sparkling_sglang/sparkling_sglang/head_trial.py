@@ -133,6 +133,8 @@ def remember(path: Path, chosen: dict[int, tuple[Config, float]]) -> None:
 
 def main(told: list[str]) -> None:
     """Try, and write the file named first; ends with an error's text where that fails."""
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no CUDA device")
     path, rows, hidden, index = Path(told[0]), *map(int, told[1:])
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

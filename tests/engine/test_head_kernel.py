@@ -1,0 +1,271 @@
+"""The FP8 head's CUDA kernel: its arithmetic on a CPU, how it is configured, and falling back."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sparkling_sglang import fp8_head, head_choice, head_kernels, head_trial
+from sparkling_sglang.head_choice import Limits
+from sparkling_sglang.head_kernels import Config, KernelError
+
+HIDDEN = 640
+H200 = Limits("NVIDIA H200", "sm_90", 132, 232_448, 233_472, 2048)
+GB10 = Limits("NVIDIA GB10", "sm_121", 48, 101_376, 102_400, 1536)
+
+
+# ------------------------------------------------------------------------ the kernel's arithmetic
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    """``compile(config)`` -> the kernel as a function on CPU tensors."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ to compile the kernel for a CPU")
+    folder = tmp_path_factory.mktemp("kernel")
+
+    def compiled(config: Config):
+        library = folder / f"{config.warps}-{config.groups}.so"
+        defines = [f"-D{name}={value}" for name, value in config.defines(HIDDEN).items()]
+        subprocess.run(
+            [compiler, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *defines,
+             f'-DHEAD_KERNEL="{head_kernels.SOURCE}"', "-o", str(library),
+             str(Path(__file__).with_name("head_kernel_host.cpp")), "-lpthread"],
+            check=True,
+        )  # fmt: skip
+        run = ctypes.CDLL(str(library)).run
+        run.argtypes = [*(ctypes.c_void_p,) * 4, *(ctypes.c_int,) * 4]
+
+        def product(x, q, scale, rows_per_block):
+            out = torch.full((len(x), len(q)), float("nan"), dtype=torch.bfloat16)
+            run(q.data_ptr(), scale.data_ptr(), x.data_ptr(), out.data_ptr(), len(x), len(q),
+                x.stride(0), rows_per_block)  # fmt: skip
+            return out
+
+        return product
+
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("config", "cases"),
+    [
+        # Rows that end within a tile, blocks that do not begin at one, every number of tokens.
+        (Config(warps=2, blocks=1), [(1, 83, 83), (3, 50, 17), (8, 33, 33)]),
+        (Config(warps=5, blocks=1, groups=2), [(9, 33, 20), (16, 20, 20)]),
+    ],
+)
+def test_the_kernel_computes_the_dequantized_product(on_cpu, config, cases):
+    product = on_cpu(config)
+    for tokens, rows, rows_per_block in cases:
+        q, scale = head_trial.random_head(rows, HIDDEN, torch.device("cpu"))
+        # Tokens of very different size, and one of zeros: each has a scale of its own.
+        x = torch.randn(tokens, HIDDEN + 8, generator=torch.Generator().manual_seed(tokens))
+        x *= torch.logspace(-20, 15, tokens).unsqueeze(1)
+        x[tokens // 2] *= tokens == 1
+        x = x.bfloat16()[:, :HIDDEN]
+        got = product(x, q, scale, rows_per_block)
+        exact = x.double() @ (q.double() * scale.double().unsqueeze(1)).T
+        sizes = x.double().abs() @ (q.double().abs() * scale.double().unsqueeze(1)).T
+        # One rounding to BF16; the sums are float32's.
+        assert bool(((got.double() - exact).abs() <= exact.abs() * 2**-8 + sizes * 1e-6).all())
+
+
+def test_infinite_activations_do_not_become_finite_logits(on_cpu):
+    product = on_cpu(Config(warps=2, blocks=1))
+    q, scale = head_trial.random_head(16, HIDDEN, torch.device("cpu"))
+    x = torch.ones(2, HIDDEN, dtype=torch.bfloat16)
+    x[1, 5] = float("inf")
+    got = product(x, q, scale, 16)
+    assert bool(got[0].isfinite().all()) and not bool(got[1].isfinite().any())
+
+
+# -------------------------------------------------------------------------------- configurations
+
+
+@pytest.mark.parametrize("limits", [H200, GB10])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_candidates_fit_the_device(limits, groups):
+    made = head_choice.candidates(2560, groups, limits)
+    assert len(made) >= 4 and len(set(made)) == len(made)
+    for config in made:
+        assert config.groups == groups and 2560 % (64 * config.warps) == 0
+        assert config.shared() <= 48 * 1024
+        assert config.blocks * config.warps * 32 <= limits.threads
+    assert Config(20, 1, groups) in made
+
+
+def test_a_small_device_gets_fewer_candidates():
+    tight = replace(GB10, threads=512, shared=20_000)
+    made = head_choice.candidates(2560, 1, tight)
+    assert {(config.warps, config.blocks) for config in made} == {(10, 1), (8, 1), (5, 2)}
+    assert head_choice.candidates(2560 + 32, 1, GB10) == []
+
+
+def test_shared_memory_is_what_the_source_declares():
+    text = head_kernels.SOURCE.read_text(encoding="utf-8")
+    assert "__shared__ float partial[2][WARPS][TOKENS][PITCH];" in text
+    assert "__shared__ float largest[WARPS][TOKENS];" in text
+    assert text.count("__shared__") == 2 and "(GROUPS == 1 ? 20 : 18)" in text
+    # As ptxas reports it for sm_90.
+    assert [Config(20, 1).shared(), Config(20, 1, groups=2).shared()] == [26_240, 47_360]
+
+
+# ------------------------------------------------------------------------------------ the trial
+
+
+def test_the_fastest_correct_configuration_wins():
+    first, wrong, slow, broken = (Config(w, 1) for w in (20, 10, 8, 5))
+    times = {first: 3.0, wrong: 1.0, slow: 9.0}
+
+    def build(config):
+        if config == broken:
+            raise KernelError("refused")
+        return config
+
+    def best(*configs):
+        return head_trial.fastest(
+            list(configs), build, lambda k: 7 if k == wrong else 0, times.__getitem__
+        )
+
+    assert best(broken, slow, wrong, first) == (first, 3.0)
+    with pytest.raises(KernelError, match="of 2 configurations none works: refused"):
+        best(broken, wrong)
+    with pytest.raises(KernelError, match="no configuration suits"):
+        best()
+
+
+def test_wrong_logits_are_counted():
+    wanted = torch.randn(4, 1000)
+    assert head_choice.wrong(wanted.bfloat16(), wanted) == 0
+    spoilt = wanted.bfloat16()
+    spoilt[2, 7] += 1
+    spoilt[3, 0] = float("nan")
+    assert head_choice.wrong(spoilt, wanted) == 2
+
+
+def test_a_random_head_holds_every_code_but_nan():
+    q, scale = head_trial.random_head(300, HIDDEN, torch.device("cpu"))
+    assert bool(q.float().isfinite().all()) and q.view(torch.uint8).unique().numel() == 254
+    assert bool((scale > 0).all())
+
+
+# ------------------------------------------------------------------------- the cache and the choice
+
+
+def test_a_choice_is_remembered_for_this_device_and_shape(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = head_choice.cache_file(H200, 157_184, 2560)
+    assert path.is_relative_to(tmp_path / "sparkling")
+    others = [
+        head_choice.cache_file(GB10, 157_184, 2560),
+        head_choice.cache_file(H200, 157_184, 4096),
+    ]
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    others.append(head_choice.cache_file(H200, 157_184, 2560))
+    assert len({path, *others}) == 4
+    assert head_choice.remembered(path) is None
+    chosen = {1: (Config(20, 1), 90.57), 2: (Config(20, 1, groups=2), 93.0)}
+    head_trial.remember(path, chosen)
+    assert head_choice.remembered(path) == {1: (Config(20, 1), 90.6), 2: chosen[2]}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"1": {}}', '{"2": {"config": {}, "us": 1}}', '{"1": {"config": 3}}']
+)
+def test_a_spoilt_cache_is_not_believed(tmp_path, text):
+    path = tmp_path / "choice.json"
+    path.write_text(text)
+    assert head_choice.remembered(path) is None
+
+
+def test_the_trial_runs_in_a_process_of_its_own(tmp_path):
+    # Without a CUDA device it fails, and says why in one line.
+    with pytest.raises(KernelError, match="the trial ended with 1: torch finds no CUDA"):
+        head_choice.run_trial(tmp_path / "x.json", 64, HIDDEN, torch.device("cuda", 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_choice, "TRIAL_S", 0.2)
+    monkeypatch.setattr(sys, "executable", shutil.which("cat"))
+    monkeypatch.setattr(
+        subprocess, "run",
+        lambda command, real=subprocess.run, **more: real(["sleep", "9"], **more),
+    )  # fmt: skip
+    with pytest.raises(KernelError, match=r"more than 0\.2 s"):
+        head_choice.run_trial(tmp_path / "x.json", 64, HIDDEN, torch.device("cuda", 0))
+
+
+class OnGpu:
+    """Stands for a tensor on a GPU, as far as the choice looks at it."""
+
+    def __init__(self, real: torch.Tensor) -> None:
+        self.real, self.shape = real, real.shape
+        self.device = SimpleNamespace(type="cuda", index=0)
+
+
+def test_whatever_fails_torchs_product_serves(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no such\ndevice")
+
+    monkeypatch.setattr(head_choice, "tuned", fail)
+    monkeypatch.setattr(head_choice, "bf16_works", lambda *_: True)
+    exact, fast = object(), object()
+    with caplog.at_level(logging.WARNING, logger="sparkling_sglang"):
+        choice = head_choice.choose(OnGpu(torch.zeros(2, 64)), torch.ones(2), exact, fast)
+    assert choice.name == "torch-dequantize" and choice.product is fast
+    assert choice.details == {"kernel_note": "RuntimeError: no such device"}
+    assert json.dumps(choice.details)
+    (line,) = caplog.messages
+    assert "falls back to torch's product" in line and "\n" not in line
+    monkeypatch.setattr(head_choice, "bf16_works", fail)
+    assert head_choice.choose(OnGpu(torch.zeros(2, 64)), None, exact, fast).product is exact
+
+
+def test_the_kernel_takes_up_to_16_tokens_and_torch_the_rest():
+    calls = []
+
+    def named(name):
+        return lambda x, q, scale: calls.append((name, len(x), x.stride(0), x.dtype))
+
+    product = head_choice.FewTokens(named("narrow"), named("wide"), named("plain"))
+    for tokens in (0, 1, 8, 9, 16, 17):
+        product(torch.zeros(tokens, 64, dtype=torch.bfloat16), None, None)
+    assert [name for name, *_ in calls] == ["plain", "narrow", "narrow", "wide", "wide", "plain"]
+    calls.clear()
+    product(torch.zeros(2, 64), None, None)
+    assert calls[0][0] == "plain"
+    calls.clear()
+    # A slice that is not aligned to 16 bytes is copied, one that is is not.
+    product(torch.zeros(2, 72, dtype=torch.bfloat16)[:, 8:], None, None)
+    product(torch.zeros(2, 68, dtype=torch.bfloat16)[:, :64], None, None)
+    assert [call[2] for call in calls] == [72, 64]
+    product = head_choice.FewTokens(named("narrow"), None, named("plain"))
+    calls.clear()
+    product(torch.zeros(9, 64, dtype=torch.bfloat16), None, None)
+    assert calls[0][0] == "plain"
+
+
+def test_the_details_reach_the_status_file(monkeypatch):
+    details = {"kernel_us": {"8": 90.6}, "kernel_from": "cache"}
+    monkeypatch.setattr(
+        head_choice,
+        "choose",
+        lambda q, scale, exact, fast: head_choice.Choice("sparkling-cuda", exact, details),
+    )
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.randn(32, 64), requires_grad=False)
+    fp8_head.quantize_head(module)
+    assert module.quant_method.kernel == "sparkling-cuda"
+    assert module.quant_method.details is details
