@@ -17,15 +17,15 @@ import fcntl
 import json
 import os
 import re
-import struct
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkling import kernels_ninja
+from sparkling import kernels_elf, kernels_ninja
 from sparkling.errors import SparklingError, UsageError
+from sparkling.kernels_elf import gpu_codes
 
 MODULE = "fused_moe_120"
 """What SGLang's flashinfer_mxfp4 backend loads on compute capability 12.x (FlashInfer's
@@ -34,6 +34,10 @@ GENERATOR = "gen_cutlass_fused_moe_sm120_module"
 ARCH_LIST = "FLASHINFER_CUDA_ARCH_LIST"
 SPARK_ARCH = "12.1a"
 """What SGLang sets on a GB10 (`set_cuda_arch`): the capability with an a."""
+FUNCTIONS = ("init", "set_deepgemm_jit_include_dirs")
+"""What FlashInfer calls of the library (`get_cutlass_fused_moe_module` in fused_moe/core.py of 0.7.2);
+TVM's FFI exports a function under PREFIX and its name."""
+PREFIX = "__tvm_ffi_"
 TARGETS = 97
 """Build targets of FlashInfer 0.7.2, the library itself among them (counted here)."""
 
@@ -332,37 +336,14 @@ def locked(rules: Rules) -> Iterator[None]:
 
 # -- the proof -----------------------------------------------------------------------------------
 
-_FATBIN = 0xBA55ED50
 _LOAD = """
 import sys
 import tvm_ffi
 module = tvm_ffi.load_module(sys.argv[1])
+for name in sys.argv[2:]:
+    getattr(module, name)
 print("loaded", type(module).__name__)
 """
-
-
-def gpu_codes(path: Path) -> dict[str, int]:
-    """The GPU code inside a compiled file: architecture ("sm_121") → how many parts.
-
-    Read from the headers of the fat binaries (magic 0xBA55ED50; each entry has kind, header size,
-    payload size and architecture at fixed places), which stay plain where the code is compressed.
-    Checked against files that nvcc 13.0 compiled for sm_121a and sm_90a.
-    """
-    data, found, at = path.read_bytes(), {}, 0
-    magic = struct.pack("<I", _FATBIN)
-    while (at := data.find(magic, at)) >= 0:
-        header, size = struct.unpack_from("<HQ", data, at + 6) if at + 16 <= len(data) else (0, 0)
-        here, end = at + header, at + header + size
-        while header == 16 and here + 32 <= min(end, len(data)):
-            kind, _, entry, payload = struct.unpack_from("<HHIQ", data, here)
-            arch = struct.unpack_from("<I", data, here + 28)[0]
-            if entry < 32 or kind not in (1, 2):
-                break
-            name = f"{'compute' if kind == 1 else 'sm'}_{arch}"
-            found[name] = found.get(name, 0) + 1
-            here += entry + payload
-        at += 4
-    return found
 
 
 @dataclass(frozen=True)
@@ -385,10 +366,16 @@ def prove(rules: Rules, python: Path, env: Mapping[str, str], *, gpu: bool) -> P
     shown = ", ".join(f"{count} for {name}" for name, count in sorted(codes.items())) or "none"
     if set(codes) != {wanted}:
         return Proof(path, False, f"its GPU code is {shown}, and {wanted} is wanted")
+    inside = kernels_elf.read(path)
+    lost = [name for name in FUNCTIONS if inside is None or PREFIX + name not in inside.exports]
+    if lost:
+        why = "it is cut short, or no library" if inside is None else f"it lacks {', '.join(lost)}"
+        return Proof(path, False, f"{why}, so FlashInfer cannot call it")
     if not gpu:
-        return Proof(path, True, f"its GPU code is {shown}; without a driver it is not loaded")
+        how = f"its GPU code is {shown}, and it exports what FlashInfer calls"
+        return Proof(path, True, f"{how}; without a driver it is not loaded")
     done = subprocess.run(
-        [str(python), "-c", _LOAD, str(path)],
+        [str(python), "-c", _LOAD, str(path), *FUNCTIONS],
         env=dict(env),
         cwd="/",
         stdin=subprocess.DEVNULL,

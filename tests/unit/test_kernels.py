@@ -24,6 +24,7 @@ from sparkling import (
     cli,
     gpus,
     kernels,
+    kernels_elf,
     kernels_flashinfer,
     kernels_humming,
     kernels_probe,
@@ -41,12 +42,24 @@ GB10 = Gpus((GpuFacts("NVIDIA GB10", "12.1"),))
 H200 = Gpus((GpuFacts("NVIDIA H200", "9.0", memory_total=140 * GIB, memory_used=0),))
 NONE = Gpus()
 
-# A fat binary with one part for an architecture, as nvcc writes its headers.
+# A library that exports what FlashInfer calls, by the tables of the gABI, and holds a fat binary with
+# one part for an architecture, as nvcc writes its headers.
 FATBIN = """
 import struct, sys
+names = sys.argv[3:] or ["__tvm_ffi_init", "__tvm_ffi_set_deepgemm_jit_include_dirs"]
+strings, symbols = b"\\0libcuda.so.1\\0", bytes(24)
+for name in names:
+    symbols += struct.pack("<IBBHQQ", len(strings), 0x12, 0, 1, 64, 8)
+    strings += name.encode() + b"\\0"
+needed = struct.pack("<qQ", 1, 1) + bytes(16)
 entry = struct.pack("<HHIQIIHHI", 2, 0x101, 64, 8, 0, 0, 0, 0, int(sys.argv[2])) + bytes(32) + bytes(8)
 body = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
-open(sys.argv[1], "wb").write(b"\\x7fELF" + bytes(60) + body)
+at, sections = 64, [struct.pack("<IIQQQQIIQQ", *[0] * 10)]
+for kind, part, link, each in ((3, strings, 0, 0), (11, symbols, 1, 24), (6, needed, 1, 16), (1, body, 0, 0)):
+    sections.append(struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, at, len(part), link, 0, 8, each))
+    at += len(part)
+head = b"\\x7fELF\\2\\1\\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 5, 1)
+open(sys.argv[1], "wb").write(head + strings + symbols + needed + body + b"".join(sections))
 """
 
 FUSED_MOE = """
@@ -428,6 +441,49 @@ def test_gpu_code_of_files_that_nvcc_made(data: Path, tmp_path: Path) -> None:
     for raw in (b"", struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xBA55ED50) + b"\xff" * 40):
         other.write_bytes(raw)
         assert kernels_flashinfer.gpu_codes(other) == {}
+
+
+def test_what_a_library_exports_and_needs(tmp_path: Path) -> None:
+    made = tmp_path / "made.so"
+
+    def make(*names: str) -> kernels_elf.Library | None:
+        argv = [sys.executable, "-S", "-c", FATBIN, str(made), "121", *names]
+        subprocess.run(argv, check=True)
+        return kernels_elf.read(made)
+
+    assert make("one", "two") == kernels_elf.Library(frozenset({"one", "two"}), ("libcuda.so.1",))
+    data = made.read_bytes()
+    for cut in (0, 3, 64, 100, len(data) - 1):
+        made.write_bytes(data[:cut])
+        assert kernels_elf.read(made) is None
+    assert kernels_elf.read(tmp_path / "none") is kernels_elf.read(tmp_path) is None
+    # A real one, made by a linker.
+    numpy = Path(importlib.util.find_spec("numpy").origin).parent
+    path = next(numpy.rglob("_multiarray_umath*.so"))
+    real = kernels_elf.read(path)
+    assert real is not None and "PyInit__multiarray_umath" in real.exports
+    assert any(name.startswith("libc.so") for name in real.needs)
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("__tvm_ffi_init",), "it lacks set_deepgemm_jit_include_dirs"),
+        (("init", "set_deepgemm_jit_include_dirs"), "it lacks init, set_deepgemm"),
+    ],
+)
+def test_a_library_without_what_the_server_calls_is_no_proof(
+    spark: lanes.Lane, names: tuple[str, ...], told: str
+) -> None:
+    rules = build(spark).rules
+    argv = [sys.executable, "-S", "-c", FATBIN, str(rules.library), "121", *names]
+    subprocess.run(argv, check=True)
+    found = kernels_flashinfer.prove(rules, spark.server_python, {}, gpu=False)
+    assert not found.ok and found.how.startswith(told)
+    rules.library.write_bytes(rules.library.read_bytes()[:-1])
+    found = kernels_flashinfer.prove(rules, spark.server_python, {}, gpu=False)
+    assert not found.ok and "cut short" in found.how
 
 
 def test_a_cache_is_found_in_every_place_it_has_lived(
