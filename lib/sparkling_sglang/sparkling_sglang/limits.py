@@ -79,7 +79,8 @@ def survey(model: Any, config: Any) -> dict[str, dict[str, dict[str, Any]]]:
     shared: dict[str, dict[str, Any]] = {}
     by_module: dict[str, str] = {}  # "model.decoder.mlp" -> "42"
     for name, module in model.named_modules():
-        if not hasattr(module, "moe_runner_config"):
+        # An unquantized layer's method is a module too, and has a copy of the configuration.
+        if not (hasattr(module, "moe_runner_config") and hasattr(module, "layer_name")):
             continue
         number = next(filter(str.isdigit, module.layer_name.split(".")), None)
         if number is None:
