@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sparkling.errors import UsageError
+
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command. `command(name, handler, help_text)` returns its parser."""
@@ -46,7 +48,11 @@ def _kernels(args: argparse.Namespace) -> int:
     where = lane.detect(args.lane)
     stage = args.stage or "baseline"
     if args.what == "plan":
-        plan = kernels.plan(where)
+        if args.stage:
+            raise UsageError(
+                f"`kernels plan` looks at every stage of the lane; leave {args.stage!r} out."
+            )
+        plan = kernels.plan(where, arch=args.arch)
         _show(plan.to_json() if args.json else str(plan), args.json)
         return 0
     if args.what == "check":
@@ -56,6 +62,8 @@ def _kernels(args: argparse.Namespace) -> int:
         _show(data if args.json else f"{mark}: {proof.path}: {proof.how}", args.json)
         return 0 if proof.ok else 1
     if args.what == "warm":
+        if args.arch:
+            raise UsageError("`kernels warm` compiles for the GPU that is here; leave --arch out.")
         return _warm(args, where, stage)
     report = kernels.build(where, stage, arch=args.arch, progress=_progress())
     if args.json:
@@ -70,6 +78,7 @@ def _warm(args: argparse.Namespace, where: Any, stage: str) -> int:
 
     recipe.load(where.recipe_path, root=where.root).require(stage, where.kind)
     launch = kernels.stage_launch(where, stage)
+    kernels_probe.needs_gpu(launch)
     folder = where.cache / "kernel-probe"
     found = kernels_probe.warm(launch, where, folder)
     text = (

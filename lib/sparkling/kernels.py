@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ GIB = 2**30
 DESKTOP = GIB // 4  # what a browser or a window manager holds of a GPU, and no loaded model
 TOOLS = ("ninja", "nvcc", "c++")
 COMMAND = "sparkling kernels build"
+CUTLASS = "flashinfer_mxfp4"
 HUMMING = "Humming: NVRTC"
 BUILD = "the kernel build"
 
@@ -165,6 +167,31 @@ def capability(lane: Lane, look: Callable[[], gpus.Gpus] = gpus.look) -> str | N
     return told or ("12.1" if lane.kind == "spark" else None)
 
 
+def known_arch(arch: str) -> str:
+    """An architecture as nvcc and FlashInfer take it, "12.1a".
+
+    Raises:
+        UsageError: it is not written so, or lacks the letter that says for exactly which GPUs.
+    """
+    if not re.fullmatch(r"\d+\.\d[af]", arch):
+        raise UsageError(
+            f"--arch {arch!r} is not written as FlashInfer wants it: a capability and its letter, "
+            f"like {kernels_flashinfer.SPARK_ARCH} for a Spark."
+        )
+    return arch
+
+
+def _uses_cutlass(launch: Launch) -> None:
+    """Raise UsageError for a stage on a GPU whose experts are not FlashInfer's."""
+    backend = launch.value("moe-runner-backend")
+    if launch.value("device") != "cpu" and backend != CUTLASS:
+        raise UsageError(
+            f"Stage {launch.stage} runs its experts with {backend or 'what SGLang chooses'}, not with "
+            f"FlashInfer's CUTLASS kernels, so nothing is built for it; `sparkling kernels warm "
+            f"{launch.stage}` compiles what it needs."
+        )
+
+
 def stage_launch(lane: Lane, stage: str) -> Launch:
     """A stage of the lane; where the lane cannot run it, the Spark's."""
     from sparkling import recipe
@@ -187,12 +214,16 @@ def plan(
     lane: Lane,
     env: Mapping[str, str] = os.environ,
     *,
+    arch: str | None = None,
     look: Callable[[], gpus.Gpus] = gpus.look,
 ) -> Plan:
     """Look at what the lane's stages compile, and at what is there. Builds and starts nothing.
 
+    Args:
+        arch: for which GPU, as "12.1a"; the one that is here when not given.
+
     Raises:
-        UsageError: CUDA_HOME is no toolkit, or MAX_JOBS has a value that would do harm.
+        UsageError: CUDA_HOME is no toolkit, MAX_JOBS has a value that would do harm, or no such arch.
     """
     tools = toolpath.tools(lane.server_python, env, names=TOOLS)
     here, cores = machine.host_memory(), machine.cpus()
@@ -205,7 +236,7 @@ def plan(
     except SparklingError as error:
         refusal = str(error).rstrip(".")
     items, built, humming, problems = [], [], [], []
-    seen = capability(lane, look)
+    seen = known_arch(arch)[:-1] if arch else capability(lane, look)
     for stage in _book(lane).ladder:
         launch = stage_launch(lane, stage)
         backend = launch.value("moe-runner-backend")
@@ -213,7 +244,7 @@ def plan(
             items.append(
                 Item(stage, "none", "", "not here", "SGLang's CPU path compiles no kernels")
             )
-        elif backend == "flashinfer_mxfp4" and not built and not problems:
+        elif backend == CUTLASS and not built and not problems:
             item, built, more = _cutlass(lane, launch, stage, seen, tools)
             items.append(item)
             problems += more
@@ -355,11 +386,12 @@ def build(
     if arch is None:
         kernels_probe.needs_gpu(launch)
         arch = f"{seen or '12.1'}a"
-    if not arch.startswith("12."):
+    if not known_arch(arch).startswith("12."):
         raise UsageError(
             f"FlashInfer's {kernels_flashinfer.MODULE} is for compute capability 12.x, not {arch}: "
             "there is nothing to build here."
         )
+    _uses_cutlass(launch)
     server_env = environment(lane, launch)
     toolpath.cuda_home(env)
     tools = toolpath.tools(lane.server_python, env, names=TOOLS)
@@ -463,6 +495,8 @@ def check(
     if arch is None:
         kernels_probe.needs_gpu(launch)
         arch = f"{seen or '12.1'}a"
+    known_arch(arch)
+    _uses_cutlass(launch)
     server_env = environment(lane, launch)
     rules = kernels_flashinfer.rules(lane.server_python, server_env, arch=arch)
     if rules.ready_made:

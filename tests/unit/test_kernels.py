@@ -696,6 +696,27 @@ def test_the_command_on_a_machine_without_a_gpu(capsys: pytest.CaptureFixture) -
     assert (code, out) == (2, "") and "Stage 'humming' cannot run on the cpu lane" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plan", "nextn"), "looks at every stage of the lane; leave 'nextn' out"),
+        (("plan", "--arch", "banana"), "--arch 'banana' is not written as FlashInfer wants it"),
+        (("build", "--arch", "sm_121a", "--lane", "spark"), "--arch 'sm_121a' is not written"),
+        (("check", "--arch", "12.1", "--lane", "spark"), "--arch '12.1' is not written"),
+        (("build", "humming", "--lane", "spark"), "runs its experts with humming, not with"),
+        (("check", "nextn", "--lane", "spark"), "runs its experts with humming, not with"),
+        (("build", "nope", "--lane", "spark"), "has no stage 'nope'"),
+        (("warm", "--arch", "12.1a", "--lane", "spark"), "leave --arch out"),
+        (("warm", "--lane", "cpu"), "The cpu lane compiles no kernels"),
+    ],
+)
+def test_what_would_be_ignored_or_useless_is_refused(
+    capsys: pytest.CaptureFixture, words: tuple[str, ...], told: str
+) -> None:
+    code, out, err = run(capsys, "kernels", *words)
+    assert (code, out) == (2, "") and told in err and len(err.splitlines()) == 1
+
+
 @needs_tools
 def test_the_command_builds_and_checks(
     spark: lanes.Lane, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
