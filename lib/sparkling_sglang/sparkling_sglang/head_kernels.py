@@ -51,13 +51,17 @@ def compile_kernel(config: Config, hidden: int, architecture: str) -> bytes:
     Raises:
         KernelError: NVRTC is missing or refuses; ends with the first line of its log.
     """
+    options = [f"-D{name}={value}" for name, value in config.defines(hidden).items()]
+    return compile_source(SOURCE.read_bytes(), options, architecture)
+
+
+def compile_source(source: bytes, options: list[str], architecture: str) -> bytes:
+    """The cubin of any CUDA source; raises as :func:`compile_kernel`."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise KernelError(f"cuda.bindings cannot be imported: {error}") from error
-    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
-    options += [f"-D{name}={value}" for name, value in config.defines(hidden).items()]
-    source = SOURCE.read_bytes()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
 
     def checked(result: tuple) -> object:
         code, *values = result
@@ -65,7 +69,7 @@ def compile_kernel(config: Config, hidden: int, architecture: str) -> bytes:
             raise KernelError(f"NVRTC: {code}")
         return values[0] if values else None
 
-    program = checked(nvrtc.nvrtcCreateProgram(source, b"head_kernel.cu", 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(source, b"kernel.cu", 0, [], []))
     try:
         encoded = [o.encode() for o in options]
         (code,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
