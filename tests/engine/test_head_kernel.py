@@ -207,6 +207,68 @@ def test_a_trial_that_hangs_is_ended(tmp_path, monkeypatch):
         head_choice.run_trial(tmp_path / "x.json", 64, HIDDEN, torch.device("cuda", 0))
 
 
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    """A device on which each kernel computes in torch; returns what was compiled."""
+    compiled = []
+
+    class Kernel:
+        def __init__(self, cubin, config, rows, multiprocessors):
+            assert cubin == b"cubin" and multiprocessors == H200.multiprocessors
+            self.config = config
+
+        def __call__(self, x, q, scale):
+            assert x.shape[0] <= 8 * self.config.groups
+            return fp8_head.dequantized_product(x, q, scale).bfloat16()
+
+    def compile_kernel(config, hidden, architecture):
+        compiled.append((config, hidden, architecture))
+        return b"cubin"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Limits, "of", lambda device: H200)
+    monkeypatch.setattr(head_kernels, "compile_kernel", compile_kernel)
+    for module in (head_choice, head_trial):
+        monkeypatch.setattr(module, "HeadKernel", Kernel)
+    times = iter(range(100, 0, -1))  # the last one tried is the fastest
+    monkeypatch.setattr(head_trial, "microseconds", lambda call: call() is None or next(times))
+
+    def in_this_process(path, rows, hidden, device):
+        head_trial.remember(path, head_trial.trial(rows, hidden, device))
+
+    monkeypatch.setattr(head_choice, "run_trial", in_this_process)
+    return compiled
+
+
+def test_the_first_start_tries_and_the_next_remembers(pretended):
+    q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
+    first = head_choice.tuned(q, scale, fp8_head.dequantized_product)
+    last = {g: head_choice.candidates(2560, g, H200)[-1] for g in (1, 2)}
+    assert first.name == "sparkling-cuda" and first.details["kernel_from"] == "trial"
+    assert first.details["kernel_config"]["8"]["warps"] == last[1].warps
+    assert first.details["kernel_us"] == {"8": 95.0, "16": 91.0}
+    assert len(pretended) == 6 + 4 + 2 and {p[1:] for p in pretended} == {(2560, "sm_90")}
+    pretended.clear()
+    again = head_choice.tuned(q, scale, fp8_head.dequantized_product)
+    assert again.details["kernel_from"] == "cache"
+    assert [config for config, *_ in pretended] == [last[1], last[2]]
+    for tokens in (1, 16, 40):
+        x = torch.randn(tokens, 2560).bfloat16()
+        wanted = fp8_head.dequantized_product(x, q, scale)
+        assert head_choice.wrong(again.product(x, q, scale), wanted) == 0
+
+
+def test_a_kernel_that_fails_on_the_real_weights_is_not_used(pretended, monkeypatch):
+    q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
+    head_choice.tuned(q, scale, fp8_head.dequantized_product)
+    real = head_choice.HeadKernel.__call__
+    monkeypatch.setattr(
+        head_choice.HeadKernel, "__call__", lambda self, *args: real(self, *args) * 2
+    )
+    with pytest.raises(KernelError, match="logits are wrong with Config"):
+        head_choice.tuned(q, scale, fp8_head.dequantized_product)
+
+
 class OnGpu:
     """Stands for a tensor on a GPU, as far as the choice looks at it."""
 
