@@ -136,6 +136,8 @@ def _list(args: argparse.Namespace) -> int:
     from sparkling.hubs import gb
 
     if args.repo is None:
+        if args.revision:
+            raise UsageError("--revision is one repository's: name it, as OWNER/NAME.")
         found = weights.builds(lane.find_root(), ask=not args.offline, hub=args.hub)
         _print(found.to_json(), args.json, lambda: str(found))
         return 0

@@ -28,7 +28,7 @@ from sparkling.files import absolute
 from sparkling.hubs import HubFile, Listing
 from sparkling.lane import Lane, tiny_model
 from sparkling.live import Live
-from sparkling.weights_fetch import JOBS, Fetched, Progress, fetch
+from sparkling.weights_fetch import JOBS, Fetched, Progress, fetch, possible
 from sparkling.weights_plan import Plan
 from sparkling.weights_verify import Verified
 
@@ -93,6 +93,7 @@ def get(
     a branch, tag or commit. Raises UsageError, HubRefusal, HubError, SparklingError; running it
     again goes on where it stopped.
     """
+    possible(absolute(folder), jobs)
     found = hub_listing.listing(repo, hub=hub, revision=revision)
     options = {"include": include, "exclude": exclude, "jobs": jobs}
     if live:

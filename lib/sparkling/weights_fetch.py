@@ -111,6 +111,16 @@ class Fetched:
         }
 
 
+def possible(folder: Path, jobs: int) -> None:
+    """Raise UsageError for what no hub need be asked about: the job count, a file for a folder."""
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UsageError(
+            f"{jobs} files at a time are not possible; give 1 to {MOST_JOBS} (--jobs)."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; give the folder that the checkpoint is to lie in.")
+
+
 def fetch(
     listing: Listing,
     folder: Path | str,
@@ -127,11 +137,8 @@ def fetch(
     jobs: files at a time (1 to 16); progress: called every `interval_s` in the calling thread.
     Raises UsageError (full disk foreseen, folder in use), HubRefusal, HubError, SparklingError.
     """
-    if not 1 <= jobs <= MOST_JOBS:
-        raise UsageError(
-            f"{jobs} files at a time are not possible; give 1 to {MOST_JOBS} (--jobs)."
-        )
     place = absolute(folder)
+    possible(place, jobs)
     first = plan(listing, place, include=include, exclude=exclude)
     first.require_disk()
     try:

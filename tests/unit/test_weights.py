@@ -505,3 +505,15 @@ def test_mistakes_are_one_sentence(capsys, tmp_path):
     ):
         code, out, err = run(capsys, *args)
         assert (code, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "17"])
+def test_nobody_is_asked_about_what_cannot_be(capsys, monkeypatch, tmp_path, jobs):
+    monkeypatch.setattr(weights.hub_listing, "listing", lambda *_, **__: pytest.fail("asked"))
+    code, out, err = run(capsys, "fetch", "a/b", "--to", str(tmp_path / "x"), "--jobs", jobs)
+    assert (code, out) == (2, "") and f"{jobs} files at a time are not possible" in err
+    (tmp_path / "file").touch()
+    code, out, err = run(capsys, "fetch", "a/b", "--to", str(tmp_path / "file"))
+    assert (code, out) == (2, "") and "is a file; give the folder" in err
+    code, out, err = run(capsys, "list", "--revision", "x")
+    assert (code, out) == (2, "") and "name it, as OWNER/NAME" in err
