@@ -23,7 +23,10 @@ FP8_HEAD_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SGLANG_ENABLE_FP8_LM_HEAD")
 # SPARKLING_STATUS_FILE is not among them: `server.start` sets it, per start.
 TRAP = "SPARKLING_TRAP"
 TRAPS = ("tensor-only",)
-PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD", TRAP)
+CLAMP = "SPARKLING_SWIGLU_CLAMP"
+# The experts' kernels that obey Ling's SwiGLU limit with the plugin's switch (sparkling_sglang/clamp.py).
+CLAMPING = ("auto", "humming", "marlin", "triton", "flashinfer_mxfp4")
+PLUGIN_VARIABLES = ("SPARKLING_FP8_LM_HEAD", "SPARKLING_SHARE_HEAD", TRAP, CLAMP)
 
 # What the plugin's head refuses at start-up (sparkling_sglang/head_refusals.py), refused before that:
 # flag, the values that forbid it (None: any), and why.
@@ -150,7 +153,7 @@ def forbidden_variable(name: str, value: str) -> str | None:
     """Return why a recipe may not set this variable so, or None."""
     if name == "SPARKLING_STATUS_FILE":
         return "the place of the status file is chosen at each start"
-    if name in FP8_HEAD_VARIABLES and value not in ("0", "1"):
+    if name in (*FP8_HEAD_VARIABLES, CLAMP) and value not in ("0", "1"):
         return f'is "1" or "0", not {value!r}'
     if name == TRAP and value not in TRAPS:
         return f"is one of {', '.join(TRAPS)}, not {value!r}"
@@ -202,6 +205,12 @@ def _moe(s: Settings) -> None:
             "speculative-moe-runner-backend",
             f"asks for a second MoE backend, {draft} beside {target or 'the automatic one'}; no "
             "proof could say which of them a layer runs",
+        )
+    if s.env.get(CLAMP) == "1" and target not in (None, *CLAMPING):
+        raise s.refuse(
+            CLAMP,
+            f"contradicts moe-runner-backend {target}, which applies no SwiGLU limit: take one of "
+            f"{', '.join(CLAMPING[1:])}",
         )
 
 

@@ -42,6 +42,7 @@ SHARED_ENV = {
     "SGLANG_DSV4_FP4_DEQUANT": "0",
     "SGLANG_FP8_IGNORED_LAYERS": "",
     "SGLANG_EXPOSE_OWN_ENV_VARS": "1",
+    "SPARKLING_SWIGLU_CLAMP": "1",
 }
 HUMMING_ENV = {"HUMMING_COMPILER": "nvrtc", "HUMMING_CACHE_DIR": "/c/humming"}
 YARN = (
@@ -357,6 +358,7 @@ def test_as_published(flash):
     assert launch.words("json-model-override-args") == (YARN,)
     assert launch.words("enable-metrics") is None
     assert launch.env["SGLANG_ENABLE_FP8_LM_HEAD"] == "1"  # its edition's
+    assert not any(name.startswith("SPARKLING_") for name in launch.env)  # it has no plugin
 
 
 def test_bf16_logits_only_where_the_head_is_bf16(flash):

@@ -275,6 +275,22 @@ CASES = {
         "table [stages.nextn.flags], key speculative-moe-runner-backend: asks for a second MoE "
         "backend, triton beside humming; no proof could say which of them a layer runs.",
     ),
+    "the clamp where no runner takes it": (
+        edit(
+            (
+                'moe-runner-backend = "humming"',
+                'moe-runner-backend = "deep_gemm"\n[stages.humming.env]\nSPARKLING_SWIGLU_CLAMP = "1"',
+            ),
+            ('switch = "humming"\n', ""),
+        ),
+        "table [stages.humming.env], key SPARKLING_SWIGLU_CLAMP: contradicts moe-runner-backend "
+        "deep_gemm, which applies no SwiGLU limit: take one of humming, marlin, triton, "
+        "flashinfer_mxfp4.",
+    ),
+    "the clamp is on or off": (
+        edit(('SGLANG_ENABLE_JIT_DEEPGEMM = "0"', 'SPARKLING_SWIGLU_CLAMP = "yes"')),
+        'table [shared.env], key SPARKLING_SWIGLU_CLAMP: is "1" or "0", not \'yes\'.',
+    ),
     "choice": (
         edit(('moe-runner-backend = "humming"', 'moe-runner-backend = "huming"')),
         "table [stages.humming.flags], key moe-runner-backend: has no choice 'huming'; did you "
