@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkling import doctor_processes, needs, ports
+from sparkling import doctor_processes, kernels_jobs, needs, ports
 from sparkling.doctor import FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
+from sparkling.errors import SparklingError, UsageError
 
 GIB = 2**30
 SPARK_TOTAL = 110 * GIB  # of its 128 GB, DGX OS shows about 119 GiB; published: "121 GB unified"
@@ -149,6 +150,44 @@ def disk(scene: Scene) -> Finding:
     )
 
 
+def watchdog(scene: Scene) -> Finding:
+    """Where a running server is ended for memory, and whether that was set to something."""
+    from sparkling import memory
+
+    title, total = "watchdog's limit", scene.memory.total
+    needed = f"5 % of the memory, {_gib(memory.floor(total, {}))}"
+    why = "A server is ended while there is still memory; at its end a Spark's driver locks up"
+    try:
+        end = memory.floor(total, scene.env)
+    except UsageError as error:
+        remedy = f"unset {memory.FLOOR}, or correct it: no server starts with it"
+        return Finding("memory.watchdog", title, str(error).rstrip("."), needed, FAIL, why, remedy)
+    if end < memory.floor(total, {}):
+        found = f"{_gib(end)} by {memory.FLOOR}" if end else f"off by {memory.FLOOR}"
+        return Finding(
+            "memory.watchdog", title, found, needed, WARN, why, f"unset {memory.FLOOR} for a Spark"
+        )
+    return ok("memory.watchdog", title, f"ended below {_gib(end)} available", needed, why)
+
+
+def jobs(scene: Scene) -> Finding:
+    """How many compilers a build of kernels would start now."""
+    title = "compilers at once"
+    if not scene.gpu:
+        return not_here("kernels.jobs", title, "the cpu lane compiles nothing")
+    why = "More than fit are how a Spark locks up: 16 GiB are kept back, and each may take 8"
+    needed = "at least 1"
+    try:
+        found = kernels_jobs.jobs(scene.memory.available, scene.cpus, scene.env)
+    except UsageError as error:
+        remedy = f"correct {kernels_jobs.MAX_JOBS} and {kernels_jobs.THREADS}, or unset them"
+        return Finding("kernels.jobs", title, str(error).rstrip("."), needed, FAIL, why, remedy)
+    except SparklingError as error:
+        told = "none: " + str(error).removeprefix("Nothing is compiled: ").rstrip(".")
+        return Finding("kernels.jobs", title, told, needed, WARN, why)
+    return ok("kernels.jobs", title, "; ".join([str(found.count), *found.notices]), needed, why)
+
+
 LEAST = {"open files": 4096, "processes": 4096, "locked memory": None, "address space": -1}
 """Least soft limit; -1: unlimited is wanted, None: nothing is wanted of it."""
 ULIMIT = {"open files": "-n", "processes": "-u", "locked memory": "-l", "address space": "-v"}
@@ -224,6 +263,8 @@ def servers(scene: Scene) -> Finding:
 
 CHECKS: dict[str, Check] = {
     "memory": memory,
+    "memory.watchdog": watchdog,
+    "kernels.jobs": jobs,
     "disk.weights": disk,
     "limit": limits,
     "port": port,

@@ -465,6 +465,26 @@ class _Sums:
 # -- the watchdog's limits -----------------------------------------------------------------------
 
 
+def floor(total: int, env: Mapping[str, str] = os.environ) -> int:
+    """Bytes below which the watchdog ends a server, of `total` bytes of memory; FLOOR sets it.
+
+    Raises:
+        UsageError: FLOOR is no number of GiB.
+    """
+    told = env.get(FLOOR, "").strip()
+    if not told:
+        return int(min(max(FLOOR_SHARE * total, FLOOR_LEAST), FLOOR_MOST))
+    value = -1.0
+    with contextlib.suppress(ValueError):
+        value = float(told)
+    if not 0 <= value < total / GIB:
+        raise UsageError(
+            f"{FLOOR}={told} must be a number of GiB from 0 to less than this machine's "
+            f"{total / GIB:.0f}; unset it for 5 % of the memory."
+        )
+    return int(value * GIB)
+
+
 def watch_limits(
     *,
     gpu: bool = False,
@@ -482,18 +502,7 @@ def watch_limits(
         here = machine.host_memory(read)
     except SparklingError:
         return None
-    end = int(min(max(FLOOR_SHARE * here.total, FLOOR_LEAST), FLOOR_MOST))
-    told = env.get(FLOOR, "").strip()
-    if told:
-        value = -1.0
-        with contextlib.suppress(ValueError):
-            value = float(told)
-        if not 0 <= value < here.total / GIB:
-            raise UsageError(
-                f"{FLOOR}={told} must be a number of GiB from 0 to less than this machine's "
-                f"{here.total / GIB:.0f}; unset it for 5 % of the memory."
-            )
-        end = int(value * GIB)
+    end = floor(here.total, env)
     groups = tuple(
         (level.folder, level.version, level.limit)
         for level in memory_limits(read)

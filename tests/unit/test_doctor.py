@@ -396,6 +396,34 @@ def test_servers_are_named_and_never_killed(spark, monkeypatch, tmp_path):
     assert doctor_machine.servers(replace(scene, memory=SPARK)).verdict == OK  # enough is left
 
 
+@pytest.mark.parametrize(
+    ("told", "verdict", "found"),
+    [
+        (None, OK, "ended below 5.9 GiB available"),
+        ("8", OK, "ended below 8.0 GiB available"),
+        ("2", WARN, "2.0 GiB by SPARKLING_MEMORY_FLOOR_GIB"),
+        ("0", WARN, "off by SPARKLING_MEMORY_FLOOR_GIB"),
+        ("six", FAIL, "SPARKLING_MEMORY_FLOOR_GIB=six must be a number"),
+        ("999", FAIL, "must be a number of GiB"),
+    ],
+)
+def test_where_a_server_is_ended_for_memory(spark, told, verdict, found):
+    env = {} if told is None else {"SPARKLING_MEMORY_FLOOR_GIB": told}
+    one = doctor_machine.watchdog(replace(spark, env=env))
+    assert one.verdict == verdict and found in one.found and bool(one.remedy) == (verdict != OK)
+
+
+def test_how_many_compilers_would_start(spark, lane):
+    assert doctor_machine.jobs(spark).found == "12"
+    capped = doctor_machine.jobs(replace(spark, env={"MAX_JOBS": "40"}))
+    assert capped.verdict == OK and capped.found == "12; MAX_JOBS=40 is more than fits: 12 here"
+    bad = doctor_machine.jobs(replace(spark, env={"MAX_JOBS": "auto"}))
+    assert bad.verdict == FAIL and "MAX_JOBS='auto' is not a whole number" in bad.found
+    low = doctor_machine.jobs(replace(spark, memory=replace(SPARK, available=5 * GIB)))
+    assert low.verdict == WARN and low.found.startswith("none: 5.0 GiB of memory are available")
+    assert doctor_machine.jobs(replace(spark, lane=replace(lane, kind="cpu"))).verdict == NOT_HERE
+
+
 def test_a_driver_that_does_not_answer_leaves_it_unknown_who_holds_the_gpu(spark, monkeypatch):
     monkeypatch.setattr(doctor_processes, "ours", lambda runs: {})
     silent = lambda: "nvidia-smi did not answer within 2 s"  # noqa: E731
