@@ -180,7 +180,15 @@ def hubs(scene: Scene) -> Iterator[Finding]:
             yield not_here(f"hub.{name}", title, why)
             yield not_here(f"token.{name}", f"token for {title}", why)
         return
-    reached = scene.hubs()
+    try:
+        reached = scene.hubs()
+    except ImportError as error:  # a Python without the notebooks' packages
+        found = f"not asked: {error.name} is not installed in {sys.executable}"
+        for name, title in TITLES.items():
+            why, remedy = "It is asked by its own client", "./scripts/setup.sh installs it"
+            yield Finding(f"hub.{name}", title, found, "one of the two", WARN, why, remedy)
+            yield not_here(f"token.{name}", f"token for {title}", "its client is not installed")
+        return
     some = any(not isinstance(answer, str) for answer in reached.values())
     for name, title in TITLES.items():
         answer = reached.get(name, "not asked")

@@ -413,6 +413,16 @@ def test_where_a_server_is_ended_for_memory(spark, told, verdict, found):
     assert one.verdict == verdict and found in one.found and bool(one.remedy) == (verdict != OK)
 
 
+def test_a_python_without_the_hubs_clients(spark):
+    def missing():
+        raise ModuleNotFoundError("No module named 'modelscope_hub'", name="modelscope_hub")
+
+    found = Findings(doctor_software.hubs(replace(spark, hubs=missing)))
+    assert found.of("hub.modelscope").verdict == found.of("hub.huggingface").verdict == WARN
+    assert "modelscope_hub is not installed" in found.of("hub.modelscope").found
+    assert found.of("token.huggingface").verdict == NOT_HERE
+
+
 def test_how_many_compilers_would_start(spark, lane):
     assert doctor_machine.jobs(spark).found == "12"
     capped = doctor_machine.jobs(replace(spark, env={"MAX_JOBS": "40"}))
