@@ -180,15 +180,7 @@ def hubs(scene: Scene) -> Iterator[Finding]:
             yield not_here(f"hub.{name}", title, why)
             yield not_here(f"token.{name}", f"token for {title}", why)
         return
-    try:
-        reached = scene.hubs()
-    except ImportError as error:  # a Python without the notebooks' packages
-        found = f"not asked: {error.name} is not installed in {sys.executable}"
-        for name, title in TITLES.items():
-            why, remedy = "It is asked by its own client", "./scripts/setup.sh installs it"
-            yield Finding(f"hub.{name}", title, found, "one of the two", WARN, why, remedy)
-            yield not_here(f"token.{name}", f"token for {title}", "its client is not installed")
-        return
+    reached = scene.hubs()
     some = any(not isinstance(answer, str) for answer in reached.values())
     for name, title in TITLES.items():
         answer = reached.get(name, "not asked")
@@ -198,7 +190,12 @@ def hubs(scene: Scene) -> Iterator[Finding]:
         remedy = "" if some else "copy the weights here by hand, or set a proxy in the environment"
         why = "One of the two is enough for the weights"
         yield Finding(f"hub.{name}", title, found, "one of the two", verdict, why, remedy)
-        here = scene.token(name)
+        try:
+            here = scene.token(name)
+        except ImportError as error:  # a Python without the notebooks' packages
+            why = f"its client cannot be asked: {error.name} is not installed"
+            yield not_here(f"token.{name}", f"token for {title}", why)
+            continue
         told = "there is one (not shown)" if here else "none"
         why = "The weights are public; a token only raises a hub's limits"
         yield ok(f"token.{name}", f"token for {title}", told, "none, or a valid one", why)

@@ -198,7 +198,10 @@ def reachable(hubs: tuple[str, ...] = HUBS, timeout_s: float = PROBE_S) -> dict[
     found: dict[str, float | str] = {}
 
     def ask(hub: str) -> None:
-        found[hub] = probe(hub, timeout_s)
+        try:
+            found[hub] = probe(hub, timeout_s)
+        except ImportError as error:  # a Python without the notebooks' packages
+            found[hub] = f"{error.name} is not installed"
 
     threads = [threading.Thread(target=ask, args=(hub,), daemon=True) for hub in hubs]
     for thread in threads:

@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sparkling import doctor, doctor_gpu, doctor_machine, doctor_processes, doctor_software, machine
+from sparkling import (
+    doctor,
+    doctor_gpu,
+    doctor_machine,
+    doctor_processes,
+    doctor_software,
+    hubs,
+    machine,
+)
 from sparkling.doctor import FAIL, NOT_HERE, OK, WARN, Finding, Findings, Scene
 from sparkling.doctor_processes import Holder, Process
 from sparkling.errors import SparklingError
@@ -413,13 +421,15 @@ def test_where_a_server_is_ended_for_memory(spark, told, verdict, found):
     assert one.verdict == verdict and found in one.found and bool(one.remedy) == (verdict != OK)
 
 
-def test_a_python_without_the_hubs_clients(spark):
-    def missing():
-        raise ModuleNotFoundError("No module named 'modelscope_hub'", name="modelscope_hub")
+def test_a_python_without_the_hubs_clients(spark, monkeypatch):
+    def missing(*_):
+        raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
 
-    found = Findings(doctor_software.hubs(replace(spark, hubs=missing)))
-    assert found.of("hub.modelscope").verdict == found.of("hub.huggingface").verdict == WARN
-    assert "modelscope_hub is not installed" in found.of("hub.modelscope").found
+    monkeypatch.setattr(hubs, "probe", missing)
+    scene = replace(spark, hubs=hubs.reachable, token=missing)
+    found = Findings(doctor_software.hubs(scene))
+    assert found.of("hub.modelscope").found == "httpx is not installed"
+    assert found.of("hub.huggingface").verdict == WARN
     assert found.of("token.huggingface").verdict == NOT_HERE
 
 
