@@ -76,7 +76,7 @@ RULES: tuple[_Rule, ...] = (
     _rule(
         # Our plugin's own refusals: one sentence, the remedy after its last colon.
         "plugin-refused",
-        r"(?:sparkling_sglang: error|\b(?:Draft)?HeadError): (.+): ([^:]+)\.\s*$",
+        r"(?:sparkling_sglang: error|\b(?:(?:Draft)?Head|Clamp)Error): (.+): ([^:]+)\.\s*$",
         r"\1",
         r"\2",
     ),

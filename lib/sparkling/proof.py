@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sparkling import limits as _limits
 from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
 from sparkling.errors import NotLive, ServerError, SparklingError
@@ -77,11 +78,24 @@ class Proof:
     )
     made: str = ""
     only_wanted: bool = False  # nothing was looked at: this is the list of what would be asked
+    limits: list[_limits.Limit] | None = (
+        None  # of every expert layer; None: the server says nothing
+    )
+    clamp: bool = False  # whether the launch asks the plugin to see to them
 
     @property
     def ok(self) -> bool:
         """True when every switch is proved to be as declared."""
-        return bool(self.verdicts) and all(v.ok for v in self.verdicts)
+        return bool(self.verdicts) and all(v.ok for v in self.verdicts) and not self.unlimited
+
+    @property
+    def unlimited(self) -> str | None:
+        """Why the SwiGLU limits that the launch asks for are not proved, in one clause, or None."""
+        if not self.clamp:
+            return None
+        if self.limits is None:
+            return "the plugin says nothing about the SwiGLU limits of the experts"
+        return _limits.problem(self.limits)
 
     def require(self) -> None:
         """Raise `NotLive` with cause and remedy unless every switch is proved.
@@ -90,7 +104,13 @@ class Proof:
         """
         if self.label is not None or self.only_wanted or self.ok:
             return
-        bad = [v for v in self.verdicts if not v.ok] or self.verdicts
+        bad = [v for v in self.verdicts if not v.ok]
+        if not bad and self.verdicts and self.unlimited:
+            raise NotLive(
+                f"{_limits.SWITCH}=1 is not at work: {self.unlimited}; read the server's log for "
+                "what the plugin says."
+            )
+        bad = bad or self.verdicts
         if not bad:
             raise NotLive(f"stage {self.stage!r} declares no switch, so nothing was proved.")
         first = sorted(bad, key=lambda v: v.state == "cannot tell")[0]
@@ -132,6 +152,8 @@ class Proof:
             data.get("label"),
             data.get("made", ""),
             data.get("only_wanted", False),
+            [_limits.Limit(**one) for one in data.get("limits") or ()] or None,
+            data.get("clamp", False),
         )
 
     def _repr_html_(self) -> str:
@@ -258,7 +280,14 @@ def prove(server: Any, *, baseline: Path | None = None, tokens: int = PROBE_TOKE
         info["internal_states"] = info_after["internal_states"]
     probe = replace(probe, applied=(applied_of(before), applied_of(after)))
     verdicts = judge_all(launch.switches, info, server.events(), after, probe, expectations(launch))
-    return Proof(launch.stage, verdicts, probe, made=time.strftime("%Y-%m-%d %H:%M:%S"))
+    return Proof(
+        launch.stage,
+        verdicts,
+        probe,
+        made=time.strftime("%Y-%m-%d %H:%M:%S"),
+        limits=_limits.read(after),
+        clamp=launch.env.get(_limits.SWITCH) == "1",
+    )
 
 
 def expectations(launch: Any) -> Mapping[str, Any]:
@@ -280,7 +309,10 @@ def prove_recorded(name: str) -> Proof:
     probe = _probe_of_recording(data.get("meta_info"))
     events = _recordings.events(data)
     verdicts = judge_all(data["switches"], data.get("arguments"), events, data.get("status"), probe)
-    return Proof(data["stage"], verdicts, probe, data["label"], data["label"]["when"])
+    limits = _limits.read(data.get("status"))
+    return Proof(
+        data["stage"], verdicts, probe, data["label"], data["label"]["when"], limits=limits
+    )
 
 
 def _probe_of_recording(meta: Mapping[str, Any] | None) -> Probe | None:

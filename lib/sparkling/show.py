@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sparkling import metrics
+from sparkling import limits, metrics
 from sparkling import recipe as _recipe
 from sparkling import recordings as _recordings
 from sparkling.ladder import GAIN_DEFINITION, RATE_DEFINITION, unsteady
@@ -219,6 +219,10 @@ def proof(p: Any) -> View:
     view = summary + View(
         f"<details open><summary>Evidence</summary>{detail.html}</details>", detail.text
     )
+    if p.limits and any(x.wanted or x.applied for x in p.limits):
+        view += _limit_table(p.limits)
+    if p.unlimited:
+        view += note(f"✗ {limits.SWITCH}=1 is not at work: {p.unlimited}.")
     readings = [r for v in p.verdicts for r in v.readings]
     if readings:
         view += table(
@@ -235,6 +239,22 @@ def proof(p: Any) -> View:
             title="Accept length and rate, as each source reports them",
         )
     return banner(p.label) + view if p.label else view
+
+
+def _limit_table(found: Sequence[limits.Limit]) -> View:
+    """The SwiGLU limit of every expert layer, neighbours of one kind in one row."""
+    rows = [
+        {
+            "layers": layers,
+            "experts": one.experts,
+            "the checkpoint wants": limits.text(one.wanted),
+            "computed with": limits.text(one.applied),
+            "by": " ".join(x for x in (one.by, one.runner and f"({one.runner})") if x),
+            "": MARK[one.ok],
+        }
+        for layers, one in limits.spans(found)
+    ]
+    return table(rows, title="SwiGLU limit of the experts, layer by layer")
 
 
 def _on(value: bool) -> str:

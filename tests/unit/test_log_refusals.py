@@ -26,6 +26,14 @@ SAID = [
         "weight, so its drafts would not be accepted",
         "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN",
     ),
+    (
+        "sparkling_sglang.clamp.ClampError: SwiGLU limits are not the checkpoint's: layers 35 to "
+        "41 want 4 for the routed experts and deep_gemm applies none: start with "
+        "--moe-runner-backend humming, marlin or flashinfer_mxfp4.",
+        "SwiGLU limits are not the checkpoint's: layers 35 to 41 want 4 for the routed experts and "
+        "deep_gemm applies none",
+        "start with --moe-runner-backend humming, marlin or flashinfer_mxfp4",
+    ),
 ]
 
 
