@@ -450,6 +450,11 @@ def _rules_by_probe(lane: Lane, launch: Launch) -> Rules:
 
     folder = lane.cache / "kernel-probe"
     small = kernels_probe.launch(launch, kernels_probe.model(lane.model, folder / "model"))
+    env = environment(lane, launch)
+    roots = kernels_flashinfer.roots(env)
+    # FlashInfer leaves a file alone that is as it should be, so old rules would never be told from
+    # new ones. It writes them at every start; ninja goes by its own log.
+    kernels_probe.forget_rules(roots, kernels_flashinfer.MODULE)
     # One job, stopped at once when the rules are there: nothing is compiled to an end.
     running = server.start(
         small,
@@ -460,10 +465,7 @@ def _rules_by_probe(lane: Lane, launch: Launch) -> Rules:
         extra_env={kernels_jobs.MAX_JOBS: "1"},
     )
     with running:
-        env = environment(lane, launch)
-        path = kernels_probe.wait_for_rules(
-            kernels_flashinfer.roots(env), kernels_flashinfer.MODULE, running.alive
-        )
+        path = kernels_probe.wait_for_rules(roots, kernels_flashinfer.MODULE, running.alive)
     name = path.parent.name
     return Rules(
         version=path.parts[-5],

@@ -136,6 +136,13 @@ def warm(
     return Warm(of.stage, *took)
 
 
+def forget_rules(roots: Sequence[Path], name: str) -> None:
+    """Remove FlashInfer's build rules of `name`, not what was built by them."""
+    for root in roots:
+        for path in root.glob(f"**/{name}/build.ninja"):
+            path.unlink(missing_ok=True)
+
+
 def wait_for_rules(
     roots: Sequence[Path],
     name: str,

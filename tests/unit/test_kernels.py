@@ -634,6 +634,42 @@ def test_rules_count_once_they_are_whole_and_new(tmp_path: Path) -> None:
         kernels_probe.wait_for_rules([tmp_path / "c"], "x", lambda: False)
 
 
+@needs_tools
+def test_a_flashinfer_without_the_generator_has_a_server_write_the_rules(
+    spark: lanes.Lane, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkling import server
+
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    rules = kernels_flashinfer.rules(spark.server_python, env)
+    text = rules.ninja.read_text()  # of an earlier try; FlashInfer would write the very same
+    old = tmp_path / "site" / "flashinfer" / "jit" / "fused_moe.py"
+    old.write_text("def gen_cutlass_fused_moe_module(): ...\n")
+    asked = []
+
+    class Probe:
+        """Stands for a server that comes to its kernels and is then ended."""
+
+        def __enter__(self) -> Probe:
+            threading.Timer(0.3, lambda: rules.ninja.write_text(text)).start()
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            asked.append("ended")
+
+        def alive(self) -> bool:
+            return True
+
+    def start(launch: object, **options: object) -> Probe:
+        asked.append((launch.value("load-format"), options["extra_env"], rules.ninja.exists()))
+        return Probe()
+
+    monkeypatch.setattr(server, "start", start)
+    report = build(spark)
+    assert asked == [("dummy", {"MAX_JOBS": "1"}, False), "ended"]
+    assert report.rules.ninja == rules.ninja and report.result.complete and report.proof.ok
+
+
 # -- the plan, the data, the command -------------------------------------------------------------
 
 
