@@ -81,11 +81,7 @@ def _warm(args: argparse.Namespace, where: Any, stage: str) -> int:
     kernels_probe.needs_gpu(launch)
     folder = where.cache / "kernel-probe"
     found = kernels_probe.warm(launch, where, folder)
-    text = (
-        f"{stage}: ready after {found.first_s:.1f} s at the first start and {found.again_s:.1f} s at "
-        "the next (n=1 each, a few layers with dummy weights)"
-    )
-    _show(found.to_json() if args.json else text, args.json)
+    _show(found.to_json() if args.json else f"{found}.", args.json)
     return 0
 
 

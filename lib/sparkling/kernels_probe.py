@@ -10,6 +10,7 @@ start against warm start.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkling import architecture, inventory
+from sparkling import architecture, inventory, kernels_humming
 from sparkling.errors import SparklingError, UsageError
 from sparkling.files import write_atomic
 
@@ -96,14 +97,33 @@ def launch(of: Launch, folder: Path) -> Launch:
 
 @dataclass(frozen=True)
 class Warm:
-    """Seconds until ready: the first start, which compiled what was missing, and the next one."""
+    """Seconds until ready: the first start, which compiled what was missing, and the next one.
+
+    compiled: how many of Humming's kernels each of the two starts added to its cache; None for a
+    stage without Humming. A first start that added none found a cache, and shows nothing of it.
+    """
 
     stage: str
     first_s: float
     again_s: float
+    compiled: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "saved_s": self.first_s - self.again_s}
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.stage}: ready after {self.first_s:.1f} s at the first start and "
+            f"{self.again_s:.1f} s at the next (n=1 each, a few layers with dummy weights)"
+        )
+        if self.compiled is None:
+            return text
+        if not any(self.compiled):
+            return f"{text}; Humming's kernels were in its cache already"
+        return (
+            f"{text}; {self.compiled[0]} of Humming's kernels were compiled at the first and "
+            f"{self.compiled[1]} at the next"
+        )
 
 
 def warm(
@@ -122,7 +142,18 @@ def warm(
     from sparkling import server
 
     small = launch(of, model(lane.model, folder / "model"))
-    took = []
+    took, cached = [], []
+    cache = None
+    if of.value("moe-runner-backend") == "humming":
+        env = server.child_environment(small.env, lane.server_python)
+        cache = kernels_humming.cache_folder(env)
+
+    def count() -> None:
+        if cache is not None:
+            found = kernels_humming.inventory(cache)
+            cached.append({entry.folder.name for entry in found if entry.current})
+
+    count()
     for number in ("first", "again"):
         with server.start(
             small,
@@ -133,7 +164,9 @@ def warm(
             runs=lane.runs,
         ) as running:
             took.append(float(running.ready_seconds or 0.0))
-    return Warm(of.stage, *took)
+        count()
+    added = tuple(len(after - before) for before, after in itertools.pairwise(cached))
+    return Warm(of.stage, *took, compiled=added or None)
 
 
 def forget_rules(roots: Sequence[Path], name: str) -> None:

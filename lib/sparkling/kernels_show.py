@@ -73,7 +73,7 @@ def warm(lane: Lane, stage: str) -> show.View:
         )
         live.end(f"{found.first_s:.0f} s, then {found.again_s:.0f} s")
     rows = [("first start", found.first_s), ("next start", found.again_s)]
-    return show.table(rows, ["", "seconds until ready (n=1)"])
+    return show.table(rows, ["", "seconds until ready (n=1)"], caption=f"{found}.")
 
 
 def told(tick: Tick) -> str:

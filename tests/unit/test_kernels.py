@@ -634,6 +634,40 @@ def test_rules_count_once_they_are_whole_and_new(tmp_path: Path) -> None:
         kernels_probe.wait_for_rules([tmp_path / "c"], "x", lambda: False)
 
 
+def test_a_warm_up_says_how_many_kernels_it_compiled(
+    spark: lanes.Lane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkling import server
+
+    header = tmp_path / "site" / "humming" / "include" / "humming" / "a.cuh"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    now = {str(header): header.stat().st_mtime}
+    new = iter(["1" * 16, "2" * 16, None, None, None])
+
+    class Probe:
+        ready_seconds = 3.0
+
+        def __enter__(self) -> Probe:
+            for name in (next(new), *([next(new)] if not (tmp_path / "cache").exists() else [])):
+                if name:
+                    humming_entry(tmp_path / "cache", name, now)
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(server, "start", lambda *_, **__: Probe())
+    of = kernels.stage_launch(spark, "humming")
+    of = dataclasses.replace(of, env={**of.env, "HUMMING_CACHE_DIR": str(tmp_path / "cache")})
+    first = kernels_probe.warm(of, spark, tmp_path / "probe")
+    assert first.compiled == (2, 0) and first.to_json()["saved_s"] == 0
+    assert "2 of Humming's kernels were compiled at the first and 0 at the next" in str(first)
+    again = kernels_probe.warm(of, spark, tmp_path / "probe")
+    assert again.compiled == (0, 0) and "in its cache already" in str(again)
+    other = kernels_probe.Warm("baseline", 2.0, 1.0)
+    assert str(other).endswith("dummy weights)") and other.to_json()["saved_s"] == 1.0
+
+
 @needs_tools
 def test_a_flashinfer_without_the_generator_has_a_server_write_the_rules(
     spark: lanes.Lane, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
