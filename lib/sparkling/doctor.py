@@ -25,6 +25,7 @@ from sparkling.lane import Lane
 from sparkling.recipe import Recipe
 
 OK, WARN, FAIL, NOT_HERE = VERDICTS = ("ok", "warn", "fail", "n/a")
+ANSWERS = "have nvidia-smi answer: a driver that hangs needs a reboot"
 MARKS = {OK: "✓", WARN: "!", FAIL: "✗", NOT_HERE: "–"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from sparkling.doctor import FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
+from sparkling.doctor import ANSWERS, FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
 
 CAPABILITY = "12.1"  # GB10; the kernels are compiled for sm_121a
 DRIVER, CUDA = (580,), (13, 0)
@@ -46,6 +46,8 @@ def gpu(scene: Scene) -> Iterator[Finding]:
                 yield not_here(id, title, f"the cpu lane needs none ({note})")
             return
         remedy = "install or reload the NVIDIA driver, or choose --lane cpu"
+        if scene.gpus.perhaps:
+            remedy = ANSWERS
         why = "Nothing of this lane runs without it"
         yield Finding("gpu.name", "GPU", f"none seen: {note}", "an NVIDIA GPU", FAIL, why, remedy)
         for id, title in list(titles.items())[1:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkling import doctor_processes, kernels_jobs, needs, ports
-from sparkling.doctor import FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
+from sparkling.doctor import ANSWERS, FAIL, OK, WARN, Check, Finding, Scene, not_here, ok
 from sparkling.errors import SparklingError, UsageError
 
 GIB = 2**30
@@ -13,7 +13,6 @@ SPARK_TOTAL = 110 * GIB  # of its 128 GB, DGX OS shows about 119 GiB; published:
 WEIGHTS = 71e9  # bytes; the files of Ling-3.0-flash-fp4 are 70.4 GB on the hub
 CACHES = 9e9  # compiled kernels, the other model's files, logs: room, not a measurement
 LARGE = 2 * GIB  # who holds less is not named
-ANSWERS = "have nvidia-smi answer: a driver that hangs needs a reboot"
 UNLOCK = "`sync; echo 3 | sudo tee /proc/sys/vm/drop_caches` gives it back at once"
 
 
@@ -227,7 +226,7 @@ def port(scene: Scene) -> Finding:
 
 def servers(scene: Scene) -> Finding:
     """Servers, and what else holds memory. They are named; ending them is the user's decision."""
-    on_gpu = scene.holders() if scene.gpus.all else {}
+    on_gpu = scene.holders() if scene.gpus.perhaps else {}
     unknown = on_gpu if isinstance(on_gpu, str) else ""
     own = doctor_processes.ours(scene.lane.runs)
     found = doctor_processes.holders(scene.processes(), own, {} if unknown else on_gpu, LARGE)

@@ -450,8 +450,11 @@ def test_a_driver_that_does_not_answer_leaves_it_unknown_who_holds_the_gpu(spark
     found = doctor_machine.servers(replace(spark, holders=silent, processes=lambda: EVERYONE))
     assert found.verdict == WARN and "ollama (pid 20)" in found.found
     assert "the GPU's is unknown: nvidia-smi did not answer" in found.found and found.remedy
-    found = doctor_machine.servers(replace(spark, holders=silent))
+    hung = Gpus((), None, "nvidia-smi did not answer within 2 s")
+    scene = replace(spark, holders=silent, gpus=hung)
+    found = doctor_machine.servers(scene)
     assert found.verdict == WARN and "unknown" in found.found
+    assert "needs a reboot" in one(doctor_gpu.gpu(scene), "gpu.name").remedy
 
 
 def test_a_gpu_whose_memory_is_not_told_is_neither_unified_nor_enough(spark, lane):
