@@ -59,7 +59,7 @@ def test_without_a_switch_sglang_keeps_every_function():
 
 
 @pytest.mark.parametrize("role", ["main", "scheduler"])
-@pytest.mark.parametrize("found", ["0.5.22", "0.5.23.post1", "0.6.0"])
+@pytest.mark.parametrize("found", ["0.5.20", "0.5.23.post1", "0.6.0"])
 def test_an_unknown_sglang_is_refused_in_one_line(found, role, monkeypatch, caplog):
     import sglang.version
 
@@ -79,6 +79,25 @@ def test_the_installed_sglang_is_known():
     from sglang.version import __version__ as found
 
     assert plugin.refusal(found) is None
+
+
+def test_versions_are_known_part_by_part():
+    assert plugin.refusal("0.5.22", ["fp8-head", "share-head", "status"]) is None
+    reason = plugin.refusal("0.5.22", ["cpu-engine", "fp8-head"])
+    assert "found SGLang 0.5.22, knows 0.5.23 for cpu-engine; nothing patched." in reason
+    everything = switches.read(
+        {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SPARKLING_FP8_LM_HEAD": "1",
+            "SPARKLING_SHARE_HEAD": "1",
+            "SPARKLING_TRAP": "tensor-only",
+            "SPARKLING_SWIGLU_CLAMP": "1",
+            "SPARKLING_KEEP_ALIVE_S": "5",
+            "SPARKLING_STATUS_FILE": "x",
+        }
+    )
+    assert set(everything.parts) == set(plugin.KNOWN_SGLANG)
+    assert switches.read({}).parts == ()
 
 
 def test_in_the_scheduler_every_patch_takes():

@@ -5,22 +5,49 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+from collections.abc import Sequence
 
 from sparkling_sglang import __version__, switches
 from sparkling_sglang.patches import Patches
 from sparkling_sglang.switches import Switches
 
-KNOWN_SGLANG = ("0.5.23",)
+_SHAPED = ("0.5.21", "0.5.22", "0.5.23")
+KNOWN_SGLANG: dict[str, tuple[str, ...]] = {
+    "cpu-engine": ("0.5.23",),
+    "fp8-head": _SHAPED,
+    "share-head": _SHAPED,
+    "trap": _SHAPED,
+    "clamp": _SHAPED,
+    "keep-alive": _SHAPED,
+    "status": _SHAPED,
+}
+"""Part of this plugin to the versions of SGLang that it knows.
+
+Served with, and measured on: 0.5.23. In 0.5.21 and 0.5.22 everything that a part needs has the same
+shape (:mod:`sparkling_sglang.needs`) and the tests of the part pass; no server was run on a GPU. They
+were not on the cpu lane: there :mod:`sparkling_sglang.cpu` replaces names that moved since. 0.5.19
+and 0.5.20 cannot refuse updates of the weights that would ruin an FP8 head, and do not know the
+layout of Ling-3.0-flash-fp4.
+"""
 
 logger = logging.getLogger("sparkling_sglang")
 
 
-def refusal(found: str) -> str | None:
-    """The one line that says why SGLang ``found`` is not patched, or None when it is known."""
-    if found in KNOWN_SGLANG:
-        return None
-    known = ", ".join(KNOWN_SGLANG)
-    return f"sparkling-sglang {__version__}: found SGLang {found}, knows {known}; nothing patched."
+def refusal(found: str, parts: Sequence[str] = tuple(KNOWN_SGLANG)) -> str | None:
+    """The one line that says why SGLang ``found`` is not patched, or None when it is known.
+
+    Args:
+        found: its version.
+        parts: what is switched on; one part that does not know the version is enough.
+    """
+    for part in parts:
+        if found not in KNOWN_SGLANG[part]:
+            known = ", ".join(KNOWN_SGLANG[part])
+            return (
+                f"sparkling-sglang {__version__}: found SGLang {found}, knows {known} for {part}; "
+                "nothing patched."
+            )
+    return None
 
 
 def role() -> str:
@@ -97,7 +124,7 @@ def register() -> None:
     from sglang.version import __version__ as found
 
     here = role()
-    reason = refusal(found)
+    reason = refusal(found, wanted.parts)
     if reason:
         if here == "main":  # once, not once per process
             logger.warning(reason)

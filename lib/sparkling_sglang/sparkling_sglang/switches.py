@@ -47,6 +47,20 @@ class Switches:
         asked = self.fp8_head or self.share_head or self.trap or self.status_file or self.clamp
         return not (self.cpu_engine or asked or self.keep_alive)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What of this plugin is switched on, by the names in which versions are known."""
+        on = {
+            "cpu-engine": self.cpu_engine,
+            "fp8-head": self.fp8_head,
+            "share-head": self.share_head,
+            "trap": self.trap,
+            "clamp": self.clamp,
+            "keep-alive": self.keep_alive,
+            "status": self.status_file,
+        }
+        return tuple(name for name, value in on.items() if value)
+
     def ids(self) -> dict[str, bool]:
         """Switch ids as the status file names them; the clamp and a trap only where they are set."""
         ids = {"fp8-head": self.fp8_head, "share-head": self.share_head}
