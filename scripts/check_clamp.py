@@ -10,17 +10,20 @@ inputs that exceed it and on inputs that stay below. Then both are timed in CUDA
 
 Each runner works in a child process, all at once, because nvcc may need minutes for Marlin; only who
 measures times has the GPU alone. What is not done at the limit is ended and reported. OUT.json is
-rewritten after every case. ``--dry-run`` needs no GPU: it builds the layers and hooks them and multiplies nothing.
+rewritten after every case. ``--dry-run`` needs no GPU: it builds and hooks the layers, and multiplies only those that a CPU can,
+with SGLang's CPU code and this plugin's experts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import importlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -32,9 +35,43 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN, INTER, TOPK, LAYER, LIMIT, FACTOR = 2560, 768, 8, 41, 4.0, 2.5
-# 2**-6 gives pre-activations a standard deviation of 2.3: some 4 % of gates, 8 % of ups exceed 4.
-EXPONENT = -6
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One MoE layer: Ling-3.0-flash's, or that of a checkpoint's config.json."""
+
+    hidden: int = 2560
+    intermediate: int = 768
+    top_k: int = 8
+    layer: int = 41
+    limit: float = 4.0
+    factor: float = 2.5
+
+    @property
+    def exponent(self) -> int:
+        """Of every weight's scale 2**e, so that pre-activations deviate by some 2.3 for inputs that
+        deviate by 1: then about 4 % of gates and 8 % of ups exceed a limit of 4. (A random E2M1
+        code has a mean square of 8.56.)"""
+        return round(math.log2(2.3 / math.sqrt(8.56 * self.hidden)))
+
+    @staticmethod
+    def of(config: Path) -> Shape:
+        """The last layer of a checkpoint whose routed experts have a limit."""
+        read = json.loads(config.read_text())
+        limits = read["expert_swiglu_limit_list"]
+        layer = max(number for number, limit in enumerate(limits) if limit)
+        return Shape(
+            read["hidden_size"],
+            read["moe_intermediate_size"],
+            read["num_experts_per_tok"],
+            layer,
+            float(limits[layer]),
+            read["routed_scaling_factor"],
+        )
+
+
+SHAPE = Shape()
 TOKENS = (1, 2, 4, 8)
 ROUNDS, CALLS = 60, 8
 RUNNERS = ("marlin", "humming", "triton", "flashinfer_mxfp4")
@@ -98,7 +135,7 @@ def parent(options: argparse.Namespace) -> int:
         "what": __doc__.splitlines()[0],
         "command": " ".join(["python3", "scripts/check_clamp.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "shape": {"hidden": HIDDEN, "intermediate": INTER, "top_k": TOPK, "limit": LIMIT},
+        "shape": dataclasses.asdict(SHAPE),
         "limit_s": options.limit_s,
     }
     parts, notes, running = {}, {}, {}
@@ -108,6 +145,7 @@ def parent(options: argparse.Namespace) -> int:
         command += ["--gpu", str(folder / "gpu"), "--experts", str(options.experts), "--until"]
         command += [str(time.time() + options.limit_s - (time.monotonic() - began))]
         command += ["--dry-run"] if options.dry_run else []
+        command += ["--config", options.config] if options.config else []
         command += ["--warm"] if options.warm else []
         with open(out.with_name(f"{out.stem}-{runner}.log"), "w") as log:
             running[runner] = subprocess.Popen(
@@ -234,7 +272,10 @@ def codes(experts: int, device: str) -> dict:
     import torch
 
     noise = torch.Generator(device=device).manual_seed(experts)
-    size = {"w13": (2 * INTER, HIDDEN // 2), "w2": (HIDDEN, INTER // 2)}
+    size = {
+        "w13": (2 * SHAPE.intermediate, SHAPE.hidden // 2),
+        "w2": (SHAPE.hidden, SHAPE.intermediate // 2),
+    }
     made = {}
     for name, (rows, half) in size.items():
         made[name] = torch.randint(
@@ -244,17 +285,17 @@ def codes(experts: int, device: str) -> dict:
 
 
 def dequantized(packed, rows_first: bool = True):
-    """float32 [rows, 2 * half] of one expert's codes; every scale is 2**EXPONENT."""
+    """float32 [rows, 2 * half] of one expert's codes; every scale is 2**SHAPE.exponent."""
     import torch
 
     table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     table = torch.tensor([*table, *(-x for x in table)], device=packed.device)
     both = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-    return table[both.long()] * 2.0**EXPONENT
+    return table[both.long()] * 2.0**SHAPE.exponent
 
 
 def reference(x, ids, weights, packed: dict, limit: float | None):
-    """float32 [tokens, hidden] and the shares of (silu(gate), up) beyond LIMIT."""
+    """float32 [tokens, hidden] and the shares of (silu(gate), up) beyond SHAPE.limit."""
     import torch
     from torch.nn import functional as F
 
@@ -264,14 +305,14 @@ def reference(x, ids, weights, packed: dict, limit: float | None):
         token, slot = (ids == expert).nonzero(as_tuple=True)
         gate, up = (x[token].float() @ dequantized(packed["w13"][expert]).T).chunk(2, -1)
         gate = F.silu(gate)
-        gates += int((gate > LIMIT).sum())
-        ups += int((up.abs() > LIMIT).sum())
+        gates += int((gate > SHAPE.limit).sum())
+        ups += int((up.abs() > SHAPE.limit).sum())
         total += gate.numel()
         if limit:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         down = (gate * up) @ dequantized(packed["w2"][expert]).T
         out.index_add_(0, token, down * weights[token, slot].unsqueeze(-1))
-    return out * FACTOR, gates / total, ups / total
+    return out * SHAPE.factor, gates / total, ups / total
 
 
 def build(runner: str, experts: int, packed: dict, limit: float | None, device: str):
@@ -293,14 +334,14 @@ def build(runner: str, experts: int, packed: dict, limit: float | None, device: 
     with torch.device(device):
         layer = FusedMoE(
             num_experts=experts,
-            top_k=TOPK,
-            layer_id=LAYER,
-            hidden_size=HIDDEN,
-            intermediate_size=INTER,
+            top_k=SHAPE.top_k,
+            layer_id=SHAPE.layer,
+            hidden_size=SHAPE.hidden,
+            intermediate_size=SHAPE.intermediate,
             params_dtype=torch.bfloat16,
             quant_config=quantization,
-            routed_scaling_factor=FACTOR,
-            prefix=f"model.layers.{LAYER}.mlp.experts",
+            routed_scaling_factor=SHAPE.factor,
+            prefix=f"model.layers.{SHAPE.layer}.mlp.experts",
             gemm1_clamp_limit=limit,
         )
     torch.set_default_dtype(torch.float32)
@@ -312,9 +353,11 @@ def build(runner: str, experts: int, packed: dict, limit: float | None, device: 
                 weight.data[expert] = dequantized(values[expert]).to(weight.dtype)
             continue
         if getattr(layer.quant_method, "load_up_proj_weight_first", False) and name == "w13":
-            values = torch.cat([values[:, INTER:], values[:, :INTER]], 1)
+            values = torch.cat(
+                [values[:, SHAPE.intermediate :], values[:, : SHAPE.intermediate]], 1
+            )
         weight.data.copy_(values.view(torch.int8))
-        scale.data.copy_(torch.full_like(scale, 2.0**EXPONENT, dtype=torch.float32))
+        scale.data.copy_(torch.full_like(scale, 2.0**SHAPE.exponent, dtype=torch.float32))
     if device != "cpu":
         layer.quant_method.process_weights_after_loading(layer)
     return layer
@@ -325,8 +368,10 @@ def routing(tokens: int, experts: int, device: str, seed: int):
     import torch
 
     noise = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(experts, generator=noise)[:TOPK] for _ in range(tokens)])
-    weights = torch.rand(tokens, TOPK, generator=noise) + 0.1
+    ids = torch.stack(
+        [torch.randperm(experts, generator=noise)[: SHAPE.top_k] for _ in range(tokens)]
+    )
+    weights = torch.rand(tokens, SHAPE.top_k, generator=noise) + 0.1
     weights /= weights.sum(-1, keepdim=True)
     return ids.to(torch.int32).to(device), weights.to(device)
 
@@ -337,7 +382,7 @@ def choice(layer, ids, weights):
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     if layer.should_fuse_routed_scaling_factor_in_topk:
-        weights = weights * FACTOR
+        weights = weights * SHAPE.factor
     logits = torch.zeros(ids.shape[0], layer.num_experts, device=ids.device)
     return StandardTopKOutput(topk_weights=weights, topk_ids=ids, router_logits=logits)
 
@@ -359,7 +404,7 @@ def values(tokens: int, scale: float, device: str, seed: int = 7):
     import torch
 
     noise = torch.Generator().manual_seed(seed + tokens)
-    x = torch.randn(tokens, HIDDEN, generator=noise) * scale
+    x = torch.randn(tokens, SHAPE.hidden, generator=noise) * scale
     return x.to(torch.bfloat16).to(device)
 
 
@@ -383,13 +428,13 @@ def activation_case(part: Part, runner: str) -> None:
 
     noise = torch.Generator(device="cuda").manual_seed(3)
     for rows in (8, 64, 8192):
-        wide = torch.randn(rows, 2 * INTER, device="cuda", generator=noise) * 2.3
+        wide = torch.randn(rows, 2 * SHAPE.intermediate, device="cuda", generator=noise) * 2.3
         wide = wide.to(torch.bfloat16)
         gate, up = wide.float().chunk(2, -1)
         silu = F.silu(gate)
-        wanted = silu.clamp(max=LIMIT) * up.clamp(-LIMIT, LIMIT)
-        below = (silu <= LIMIT) & (up.abs() <= LIMIT)
-        plain = torch.empty(rows, INTER, dtype=torch.bfloat16, device="cuda")
+        wanted = silu.clamp(max=SHAPE.limit) * up.clamp(-SHAPE.limit, SHAPE.limit)
+        below = (silu <= SHAPE.limit) & (up.abs() <= SHAPE.limit)
+        plain = torch.empty(rows, SHAPE.intermediate, dtype=torch.bfloat16, device="cuda")
         stock_activation(runner)(wide, plain)
         case = {"level": "activation", "runner": runner, "rows": rows}
         case["beyond_the_limit"] = 1 - float(below.float().mean())
@@ -397,7 +442,7 @@ def activation_case(part: Part, runner: str) -> None:
         for fast in (True, False):
             clamp_kernel.FAST = fast
             out = torch.full_like(plain, float("nan"))
-            clamp.swiglu(wide, out, LIMIT)
+            clamp.swiglu(wide, out, SHAPE.limit)
             name = "fast" if fast else "exact"
             case[f"{name}_error"] = relative(out, wanted)
             case[f"{name}_bits_differ_below"] = int((out != plain)[below].sum())
@@ -410,20 +455,37 @@ def hooked_function_case(part: Part, runner: str) -> None:
     """The runner's hooked activation called directly with the marked limit."""
     import torch
 
-    wide = torch.randn(64, 2 * INTER, device="cuda").to(torch.bfloat16) * 2.3
-    out = torch.empty(64, INTER, dtype=torch.bfloat16, device="cuda")
+    wide = torch.randn(64, 2 * SHAPE.intermediate, device="cuda").to(torch.bfloat16) * 2.3
+    out = torch.empty(64, SHAPE.intermediate, dtype=torch.bfloat16, device="cuda")
     gate, up = wide.float().chunk(2, -1)
-    wanted = torch.nn.functional.silu(gate).clamp(max=LIMIT) * up.clamp(-LIMIT, LIMIT)
+    wanted = torch.nn.functional.silu(gate).clamp(max=SHAPE.limit) * up.clamp(
+        -SHAPE.limit, SHAPE.limit
+    )
     if runner == "humming":
         from sglang.srt.layers.moe.moe_runner.humming import HummingRunnerCore
 
         core = HummingRunnerCore.__new__(HummingRunnerCore)
-        core.activation, core.swiglu_limit = "silu", -LIMIT
+        core.activation, core.swiglu_limit = "silu", -SHAPE.limit
         core.apply_activation(inputs=wide, outputs=out)
     else:
         marlin = importlib.import_module("sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe")
-        marlin.swiglu_limit_func(out, wide, -LIMIT)
+        marlin.swiglu_limit_func(out, wide, -SHAPE.limit)
     part.add(level="hooked function", runner=runner, error=relative(out, wanted))
+
+
+def reproduction(part: Part) -> None:
+    """The few lines of the upstream report: stock Humming's activation, told of a limit of 4."""
+    import torch
+    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
+    from sglang.srt.layers.moe.moe_runner.humming import HummingRunnerCore
+
+    asked = MoeRunnerConfig(num_experts=8, num_local_experts=8, gemm1_clamp_limit=4.0)
+    core = HummingRunnerCore(asked)
+    eights = torch.full((1, 512), 8.0, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty(1, 256, dtype=torch.bfloat16, device="cuda")
+    core.apply_activation(inputs=eights, outputs=out)
+    seen = core.swiglu_limit, float(out[0, 0])
+    part.add(level="reproduction", runner="humming", swiglu_limit=seen[0], output=seen[1])
 
 
 def hook() -> None:
@@ -451,7 +513,7 @@ def layer_cases(
         for kind, scale in (("exceeding", 1.0), ("below", 0.02)):
             x = values(tokens, scale, device)
             ids, weights = routing(tokens, experts, device, seed=tokens)
-            clamped, gates, ups = reference(x, ids, weights, packed, LIMIT)
+            clamped, gates, ups = reference(x, ids, weights, packed, SHAPE.limit)
             free, _, _ = reference(x, ids, weights, packed, None)
             outputs = {name: run(layer, x, ids, weights) for name, layer in layers.items()}
             again = run(layers["stock"], x, ids, weights)
@@ -622,12 +684,14 @@ def correctness(part: Part, runner: str, sizes: list[int], device: str) -> dict[
             if made is not None:
                 built[experts][name] = made
 
-    add("stock", LIMIT)
+    if runner == "humming" and device != "cpu":
+        part.step("reproduction", reproduction, part)
+    add("stock", SHAPE.limit)
     if part.step("hook", lambda: hook() or True) is None:
         return built
     if ours and device != "cpu":
         part.step("hooked function", hooked_function_case, part, runner)
-    add("hooked", LIMIT)
+    add("hooked", SHAPE.limit)
     add("hooked_without_limit", None)
     if device == "cpu":
         for name, layer in built[8].items():
@@ -649,6 +713,7 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=90.0, help="seconds for everything")
     parser.add_argument("--runners", default=",".join(RUNNERS))
     parser.add_argument("--experts", type=int, default=512)
+    parser.add_argument("--config", help="a checkpoint's config.json, for its shapes and its limit")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: build and hook only")
     parser.add_argument("--warm", action="store_true", help="only compile Marlin into its cache")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -657,6 +722,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.warm:
         options.runners = "marlin"
+    if options.config:
+        global SHAPE
+        SHAPE = Shape.of(Path(options.config))
     return child(options) if options.child else parent(options)
 
 
