@@ -128,6 +128,7 @@ def flashinfer_is_built() -> bool:
 
 def parent(options: argparse.Namespace) -> int:
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the children end with us
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="clamp-"))
