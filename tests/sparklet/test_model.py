@@ -43,7 +43,21 @@ def test_both_expert_paths_agree(net):
     moe = next(m for m in net.modules() if isinstance(m, MoE))
     x = torch.randn(50, net.c.hidden_size)
     w, ids = moe.gate(x)
-    assert torch.allclose(moe.all_experts(x, w, ids), moe.chosen_experts(x, w, ids), atol=1e-6)
+    want = moe.all_experts(x, w, ids)
+    assert torch.allclose(want, moe.chosen_experts(x, w, ids), atol=1e-6)
+    moe.train()  # with rows that fill
+    try:
+        one = torch.zeros(50, 2, dtype=torch.long)  # every slot the same expert, the others without
+        for chosen in (ids, one):
+            x.grad = None
+            x.requires_grad_()
+            got = moe.chosen_experts(x, w, chosen)
+            assert torch.allclose(moe.all_experts(x, w, chosen), got, atol=1e-6)
+            (mine,) = torch.autograd.grad(got.square().sum(), x, retain_graph=True)
+            (other,) = torch.autograd.grad(moe.all_experts(x, w, chosen).square().sum(), x)
+            assert torch.allclose(mine, other, atol=1e-5)
+    finally:
+        moe.eval()
 
 
 def test_router_picks_inside_the_best_groups_and_the_bias_only_chooses():
