@@ -51,13 +51,25 @@ def family(target: str) -> str:
     return next(label for label, start in FAMILIES if name.startswith(start))
 
 
-def families(data: Mapping[str, Any] | None = None) -> list[Family]:
-    """Every family with what was measured of it."""
+def together(data: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The build of many targets at once on another machine: conditions, rows, the library if it was
+    linked. None while there is no such record."""
+    return (facts() if data is None else data).get("together")
+
+
+def families(
+    data: Mapping[str, Any] | None = None, measured: Sequence[Mapping[str, Any]] | None = None
+) -> list[Family]:
+    """Every family with what was measured of it.
+
+    measured: rows of another record of the same targets; those of `data` when not given.
+    """
     data = facts() if data is None else data
     found = []
     for label, _ in FAMILIES:
         mine = [name for name in data["targets"] if family(name) == label]
-        rows = [row for row in data["rows"] if family(row["target"]) == label]
+        taken = data["rows"] if measured is None else measured
+        rows = [row for row in taken if family(row["target"]) == label]
         seconds = [row["cpu_s"] for row in rows]
         peaks = [row["peak_tree_bytes"] for row in rows]
         found.append(

@@ -90,12 +90,33 @@ def measured() -> show.View:
     facts = kernels_measured.facts()
     total = kernels_measured.total_s()
     whole = "" if total is None else f" All of them: about {total / 60:.0f} CPU minutes."
-    together = kernels_measured.at_once(SPARK_JOBS) / GIB
-    whole += f" The {SPARK_JOBS} largest at once: about {together:.0f} GiB."
-    return show.table(
+    at_once = kernels_measured.at_once(SPARK_JOBS) / GIB
+    whole += f" The {SPARK_JOBS} largest at once: about {at_once:.0f} GiB."
+    view = show.table(
         kernels_measured.rows(),
         caption=f"{facts['measured']} of {facts['of']} targets, in a random order, one at a time; "
         f"{facts['machine']}; nvcc {facts['nvcc']}, for sm_121a. Not a Spark.{whole}",
+    )
+    together = kernels_measured.together()
+    return view if together is None else view + _together(together)
+
+
+def _together(record: dict[str, Any]) -> show.View:
+    """The build of many at once, and the library that came of it."""
+    seconds = sum(one or 0.0 for one in record["seconds"].values())
+    caption = (
+        f"{record['measured']} of {record['of']} targets, {record['jobs']} at once; "
+        f"{record['machine']}; nvcc {record['nvcc']}, for sm_121a: {seconds / 60:.1f} minutes (n=1), "
+        f"{record['peak_bytes_together'] / GIB:.0f} GiB in all compilers together at most. Not a Spark."
+    )
+    library = record.get("library")
+    if library:
+        codes = ", ".join(f"{n} for {arch}" for arch, n in library["gpu_codes"].items())
+        caption += f" The library: {library['bytes'] / 1e6:.0f} MB, GPU code {codes}"
+        caption += f"; {library['loaded']}." if library.get("loaded") else "."
+    found = kernels_measured.families(measured=record["rows"])
+    return show.table(
+        kernels_measured.rows(found), title="Many at once, on a larger machine", caption=caption
     )
 
 
