@@ -7,14 +7,19 @@ about a trained model's size, so that every token chooses its own experts and no
 
 The gate holds the scheduler process before it touches the GPU until a file appears: the imports of the
 next server (25 s of Python) overlap with the measuring of the present one, in turn on one GPU.
+
+Marlin's module is compiled from a copy of SGLang's sources with the kernels of an MXFP4 checkpoint alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
 import os
+import re
+import shutil
 import sys
 import time
 import zlib
@@ -67,6 +72,48 @@ def _fill_one(torch: Any, name: str, tensor: Any, made: Any) -> str:
     return "vectors"
 
 
+OTHER_KERNELS = re.compile(r"^  (?!MXFP4)[A-Z0-9]+_GET_IF\(host::\w+\)$", re.MULTILINE)
+
+
+def marlin_folder(installed: Path, folder: Path) -> Path:
+    """A copy of SGLang's Marlin sources that instantiates the MXFP4 kernels alone; returns its main
+    file. The full module (some 200 kernels in one file) compiles for more than five minutes on an
+    H200's host; the twelve that an MXFP4 checkpoint can choose from are the same code.
+
+    Raises:
+        ValueError: the sources do not look as those of SGLang 0.5.23.
+    """
+    made = folder / "gemm" / "marlin_moe" / "moe_wna16_marlin.cuh"
+    if made.exists():  # one path for all servers: it is part of the compiled module's name
+        return made
+    part = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.copytree(installed / "gemm", part / "gemm", dirs_exist_ok=True)
+    short = part / made.relative_to(folder)
+    text, dropped = OTHER_KERNELS.subn("", short.read_text())
+    if dropped != 7 or "    MXFP4_GET_IF(host::kFE2M1f)" not in text:
+        raise ValueError(f"{dropped} groups of kernels found in {short}, not 7")
+    short.write_text(text)
+    with contextlib.suppress(OSError):  # another server was faster
+        part.rename(folder)
+    return made
+
+
+def _marlin(folder: Path) -> None:
+    """Let SGLang compile the short copy when it asks for its Marlin module."""
+    import sglang
+    from sglang.kernels.ops.moe import moe_wna16_marlin
+
+    source = Path(sglang.__file__).parent / "kernels" / "jit" / "csrc"
+    short = marlin_folder(source, folder)
+    original = moe_wna16_marlin.load_jit
+
+    def load_jit(*args: Any, cuda_files: list[str], **kwargs: Any) -> Any:
+        logger.warning("full-size recording: compiling Marlin's MXFP4 kernels alone")
+        return original(*args, cuda_files=[str(short)], **kwargs)
+
+    moe_wna16_marlin.load_jit = load_jit
+
+
 def _gate(path: Path) -> None:
     """Say that this process stands at the gate, and wait for it to open (or for the parent to go)."""
     parent = os.getppid()
@@ -88,5 +135,10 @@ def register() -> None:
     if os.environ.get("FULL_SIZE_RANDOM") == "1":
         target = "sglang.srt.model_loader.loader.initialize_dummy_weights"
         HookRegistry.register(target, fill, HookType.REPLACE)
+    if folder := os.environ.get("FULL_SIZE_MARLIN"):
+        try:
+            _marlin(Path(folder))
+        except (ImportError, OSError, ValueError):  # then it compiles the whole module
+            logger.exception("full-size recording: Marlin's module stays as it is")
     if gate := os.environ.get("FULL_SIZE_GATE"):
         _gate(Path(gate))

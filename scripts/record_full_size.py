@@ -242,6 +242,8 @@ def environment(args: argparse.Namespace, arm: Arm, gpu: int, folder: Path) -> d
             "TORCHDYNAMO_DISABLE": "1",
         }
         env = {k: v for k, v in env.items() if k.startswith(("PYTHON", "HF_", "FULL_"))} | cpu
+    if arm.kernels == "marlin" and not args.cpu:
+        env["FULL_SIZE_MARLIN"] = str(args.state / "marlin")
     # "stock" has none of our switches: what the plugin costs while it does nothing.
     status = {} if arm.name == "stock" else {"SPARKLING_STATUS_FILE": str(folder / "status.json")}
     changed = dict(pair.split("=", 1) for pair in args.set)
