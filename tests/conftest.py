@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("SPARKLING_REQUIRE_SERVER") == "1":
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Several workers (`-n`) take the test files in the order of `in_turn.py`."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import in_turn
+
+    return in_turn.InTurn(config, log)
 
 
 @pytest.fixture(scope="session")

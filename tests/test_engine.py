@@ -7,6 +7,7 @@ reports it as a test of its own.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -30,8 +31,19 @@ def command(*arguments: str) -> list[str]:
     return [str(PYTHON), "-m", "pytest", *options, *arguments]
 
 
-def collected() -> list[str]:
-    """Node ids of tests/engine; one that is not a test, to fail, where they cannot be had."""
+def collected(cache: Path | None = None) -> list[str]:
+    """Node ids of tests/engine; one that is not a test, to fail, where they cannot be had.
+
+    cache: a file of this run, so that of several workers only one asks (it takes many seconds).
+    """
+    if cache is not None:
+        with open(cache, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not (text := file.read()):
+                text = json.dumps(collected())
+                file.write(text)
+        return json.loads(text)
     if not os.access(PYTHON, os.X_OK):
         return ["tests/engine"]
     done = subprocess.run(
@@ -43,7 +55,10 @@ def collected() -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine_test" in metafunc.fixturenames:
-        ids = collected()
+        config = metafunc.config
+        # A worker's own temporary folder is inside that of the run.
+        shared = Path(config.option.basetemp).parent if hasattr(config, "workerinput") else None
+        ids = collected(shared and shared / "engine-tests.json")
         names = [i.removeprefix("tests/") for i in ids]
         metafunc.parametrize("engine_test", ids, ids=names)
 

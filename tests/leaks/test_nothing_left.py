@@ -1,7 +1,8 @@
 """Runs last: nothing that the tests started still runs, listens or lies about.
 
 Importing this module, before any test has run, marks everything that this pytest starts from then
-on: the mark is an environment variable, so double forks and new sessions do not lose it.
+on: the mark is an environment variable, so double forks and new sessions do not lose it. Several
+workers (`-n`) collect before any of them runs a test, and share one mark.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 
 MARK = "PYTEST_LEAK_CHECK"
-IDENTITY = f"{os.getpid()}-{time.time_ns()}"
+IDENTITY = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}-{time.time_ns()}"
 os.environ[MARK] = IDENTITY
 PLACES = sorted({Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")})
 PREFIXES = ("sparkling", "sglang", ".sparkling")

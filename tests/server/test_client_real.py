@@ -28,7 +28,7 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def live(server_python, tmp_path_factory):
+def live(request):
     """(client, launch) of a server on the nextn stage."""
     url = os.environ.get("SPARKLING_TEST_URL")
     if url:
@@ -37,16 +37,9 @@ def live(server_python, tmp_path_factory):
             argv=argv, env={}, recipe="tiny-ling", stage="nextn", variant=None,
             switches={"nextn": True}, served_name="tiny", regime="",
         )  # fmt: skip
-        yield Client(url, timeout_s=300), launch
-        return
-    from sparkling import recipe, server, tiny
-
-    folder = tmp_path_factory.mktemp("client")
-    launch = recipe.load("tiny-ling").render("nextn", model=tiny.build(folder / "tiny"), port=0)
-    with server.start(
-        launch, python=server_python, log=folder / "server.log", deadline_s=600
-    ) as running:
-        yield Client(running.url, running.api_key, timeout_s=300), launch
+        return Client(url, timeout_s=300), launch
+    running = request.getfixturevalue("tiny_nextn").running()
+    return Client(running.url, running.api_key, timeout_s=300), running.launch
 
 
 @pytest.fixture

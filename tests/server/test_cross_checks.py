@@ -5,7 +5,6 @@ One server (the tiny Ling, NEXTN) whose log reports every decode step.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import statistics
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sparkling import acceptance, concurrency, log, metrics, recipe, server, tiny
+from sparkling import acceptance, concurrency, log, metrics
 from sparkling.assemble import Generate
 from sparkling.client import Client
 from sparkling.files import read_rows
@@ -44,19 +43,9 @@ BENCHMARK = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny.build(tmp_path_factory.mktemp("cross") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def running(model, server_python, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cross-server")
-    launch = recipe.load("tiny-ling").render("nextn", model=model, port=0)
-    launch = dataclasses.replace(launch, argv=(*launch.argv, "--decode-log-interval", "1"))
-    with server.start(
-        launch, python=server_python, log=folder / "server.log", deadline_s=600, runs=folder
-    ) as one:
-        yield one
+def running(tiny_nextn):
+    yield tiny_nextn.running()
+    tiny_nextn.stop()
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +109,9 @@ def test_the_servers_average_and_its_log_are_our_accept_length(counted):
 
 
 @pytest.fixture(scope="module")
-def benchmark(running, model, server_python, tmp_path_factory):
+def benchmark(running, tiny_nextn, server_python, tmp_path_factory):
     """(SGLang's result, the streams that it read) for the prompts, one after the other."""
-    folder = tmp_path_factory.mktemp("benchmark")
+    folder, model = tmp_path_factory.mktemp("benchmark"), tiny_nextn.model
     data, out = folder / "prompts.jsonl", folder / "result.jsonl"
     talks = [{"conversations": [{"value": p}, {"value": "four words at least"}]} for p in PROMPTS]
     data.write_text("".join(json.dumps(t) + "\n" for t in talks))

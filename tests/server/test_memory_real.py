@@ -1,15 +1,13 @@
 """Memory safety with the real server: the sum against what it takes, and a run that goes on after
-the watchdog ended its server."""
+the watchdog ended its server. (A hog of real memory: test_memory_hog.py, which has to be alone.)"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from sparkling import bench, claims, memory, memwatch, procs, recipe, server, tiny
+from sparkling import bench, claims, memwatch, procs, recipe, server, tiny
 from sparkling.errors import ServerError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -107,37 +105,3 @@ def test_a_small_probe_server_starts_from_a_configuration_alone(
     assert not list((tmp_path / "probe" / "model").glob("*.safetensors"))
     log = (tmp_path / "probe" / "baseline-again.log").read_text()
     assert "Load weight end" in log
-
-
-def test_a_hog_beside_a_real_server(model: Path, server_python: Path, tmp_path: Path) -> None:
-    """Real memory: the machine and this process live, the server does not."""
-    free = procs.memory_available()
-    if free < 10 * GIB:
-        pytest.skip("less than 10 GiB are available")
-    launch = recipe.load("tiny-ling").render("baseline", model=model, port=0)
-    log = tmp_path / "runs" / "s.log"
-    with server.start(
-        launch, python=server_python, log=log, deadline_s=READY_S, wait=False
-    ) as first:
-        first.wait_ready(READY_S)
-        base = procs.memory_available()
-    # The second start watches a limit that a hog of at most 3 GiB reaches.
-    end = base - (512 << 20)
-    limits = memwatch.Limits(end + (128 << 20), end)
-    code = (
-        "import sys, time\nheld = []\n"
-        "for _ in range(24):\n    held.append(bytearray(b'x' * (128 << 20)))\n    time.sleep(0.1)\n"
-        "print('full', flush=True)\nsys.stdin.read()\n"
-    )
-    with pytest.raises(server.StartFailed) as caught:
-        hog = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        try:
-            server.start(launch, python=server_python, log=log, deadline_s=READY_S, watch=limits)
-        finally:
-            alive = hog.poll() is None
-            hog.kill()
-            hog.wait()
-    assert caught.value.diagnosis.kind == "memory-guard" and alive
-    assert memory.watch_limits() is not None

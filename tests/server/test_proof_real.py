@@ -1,7 +1,9 @@
-"""Each switch broken for real, on a real server: the proof says not live, and why.
+"""Each switch broken for real, on a real server: the proof says not live, and why. And what the FP8
+head does to the same tokens, read by a baseline and by an FP8 head.
 
 Four starts: a baseline, the FP8 head, all switches, and all switches with the draft's head left
-unshared. The first serves for dropped flags as well: declared on, started without.
+unshared. The first serves for dropped flags as well: declared on, started without. The first two
+are asked by `head_live` too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import json
 import shutil
 
 import pytest
-from sparkling import proof, recipe, server, tiny
+from sparkling import head_live, proof, recipe, server, tiny
+from sparkling.client import Client
 from sparkling.errors import NotLive, ServerError
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -48,11 +51,30 @@ def begin(model, root, server_python, tmp_path_factory):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def judge(running, ids=None):
+    """(the tokens, judged twice, greedy answers), of new tokens if none are given."""
+    prompts = head_live.PROMPTS[:3]
+    with Client(running.url, running.api_key, timeout_s=300) as client:
+        ids = ids or head_live.texts(client, prompts, max_tokens=32)
+        twice = head_live.force(client, ids), head_live.force(client, ids)
+        answers = [
+            client.generate(p, max_tokens=32, stream=False).require().output_ids for p in prompts
+        ]
+    return ids, twice, answers
+
+
 @pytest.fixture(scope="module")
-def baseline(begin, tmp_path_factory):
+def judged():
+    """stage -> what `judge` says: `baseline` and `head` fill it in, in this order."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def baseline(begin, judged, tmp_path_factory):
     """(a proved baseline, the same server declared to be the last stage, the stored proof)."""
     running = begin("baseline")
     healthy = proof.prove(running)
+    judged["baseline"] = judge(running)
     stored = tmp_path_factory.mktemp("proof") / "proof-baseline.json"
     stored.write_text(json.dumps(healthy.to_json()))
     declared = dict.fromkeys(running.launch.switches, True)
@@ -62,8 +84,11 @@ def baseline(begin, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def head(begin, baseline):
-    return proof.prove(begin("fp8-head"), baseline=baseline[2])
+def head(begin, baseline, judged):
+    running = begin("fp8-head")
+    proved = proof.prove(running, baseline=baseline[2])
+    judged["fp8-head"] = judge(running, judged["baseline"][0])
+    return proved
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +140,30 @@ def test_the_fp8_head_is_live_by_all_three_places(head):
     shift = next(v for k, v in found.items() if k.startswith("log-probabilities"))
     assert shift.startswith("mean difference 0.")
     assert states(head) == {"humming": "off", "fp8-head": "live", "nextn": "off"}
+
+
+# Both servers have been asked by now; `head` is named so that this is so for one test alone.
+
+
+def test_a_server_judges_the_same_tokens_alike_twice(head, judged):
+    assert list(judged) == ["baseline", "fp8-head"]
+    for _, (first, again), _ in judged.values():
+        noise = head_live.compare_forced(first, again)[0]
+        assert noise.first.value == 1.0 and noise.shift_max < 1e-3
+
+
+def test_the_fp8_head_moves_log_probabilities_a_little(head, judged):
+    (_, (plain, _), _), (_, (fp8, _), _) = judged["baseline"], judged["fp8-head"]
+    found = head_live.compare_forced(plain, fp8)[0]
+    assert found.n > 60
+    assert 0 < found.shift_size < 0.2  # it does something, and not much
+    assert found.first.value > 0.9 and found.overlap > 0.6
+    assert found.kl < 0.05
+
+
+def test_free_running_answers_are_paired(head, judged):
+    found = head_live.compare_answers(judged["baseline"][2], judged["fp8-head"][2], max_tokens=32)
+    assert found.n == 3 and 0 <= found.identical.value <= 1
 
 
 def test_nextn_contributes_beside_the_fp8_head(everything):

@@ -370,7 +370,8 @@ def test_all_tests_are_run_in_order_and_the_ci_runs_them(checkout, root):
         assert checkout.run(script).returncode == 0
         call = checkout.calls[-1]
         folders = call.removeprefix("python -m pytest ").removesuffix(" require=1").split()
-        assert folders.pop(0) == "--nbval-lax"
+        assert [folders.pop(0) for _ in range(3)] == ["-n", "3", "--nbval-lax"]
+        # Nothing else is left out or picked: every other word is a folder or a file.
         assert folders[0] == "tests/static" and folders[-1] == "tests/leaks"
         # Every folder of tests is run by the CI, and nothing is named that does not exist.
         there = {f"tests/{p.parent.name}" for p in (root / "tests").glob("*/test_*.py")}
