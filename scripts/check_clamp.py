@@ -74,7 +74,8 @@ class Shape:
 SHAPE = Shape()
 TOKENS = (1, 2, 4, 8)
 ROUNDS, CALLS = 60, 8
-RUNNERS = ("marlin", "humming", "triton", "flashinfer_mxfp4")
+# marlin_torch: SGLang's Marlin runner with its two products done by torch, which needs no long nvcc.
+RUNNERS = ("marlin", "marlin_torch", "humming", "triton", "flashinfer_mxfp4")
 # As for a server on a machine without network and with an older sglang-kernel.
 ENVIRONMENT = {
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
@@ -171,10 +172,10 @@ def parent(options: argparse.Namespace) -> int:
                 if code is None and not late:
                     continue
                 if code is None:
-                    end(process)
                     notes[runner] = f"ended after {options.limit_s:g} s"
                 else:
                     notes[runner] = "done" if code == 0 else f"failed with exit status {code}"
+                end(process)  # a compiler that it started may have outlived it
                 del running[runner]
                 print(f"{time.monotonic() - began:6.1f} s: {runner} {notes[runner]}", flush=True)
             write(out, merged(parts, notes, head))
@@ -392,8 +393,27 @@ def run(layer, x, ids, weights):
     """The layer's output; ``x`` is kept, though a runner may work in place."""
     import torch
 
+    CURRENT["ids"] = ids
     with torch.inference_mode():
         return layer.forward_impl(x.clone(), choice(layer, ids, weights))
+
+
+CURRENT: dict = {}
+"""What :func:`torch_product` needs to know: the routes and the weights of the running layer."""
+
+
+def torch_product(a, c, *rest, top_k: int, mul_topk_weights: bool, size_n: int, **_):
+    """Takes the place of ``moe_wna16_marlin_gemm``: the same product in float32, rounded once.
+
+    Positional arguments after ``a`` [rows, k] and ``c`` [routes, n] end with the routing weights.
+    """
+    weights = CURRENT["packed"]["w13" if size_n == 2 * SHAPE.intermediate else "w2"]
+    routes = CURRENT["ids"].flatten().tolist()
+    factors = rest[-1].flatten() if mul_topk_weights else None
+    for row, expert in enumerate(routes):
+        product = dequantized(weights[expert]) @ a[row // top_k].float()
+        c[row] = product if factors is None else product * factors[row]
+    return c
 
 
 def relative(got, wanted) -> float:
@@ -450,6 +470,32 @@ def activation_case(part: Part, runner: str) -> None:
         clamp_kernel.FAST = True
         case["entries_below"] = int(below.sum())
         part.add(**case)
+
+
+def activation_times(part: Part, runner: str) -> None:
+    """Microseconds of the activation alone, stock's and ours in turns, for every number of tokens."""
+    import torch
+    from sparkling_sglang import clamp
+
+    plain = stock_activation(runner)
+    for tokens in TOKENS:
+        rows = tokens * SHAPE.top_k
+        wide = torch.randn(rows, 2 * SHAPE.intermediate, device="cuda").to(torch.bfloat16)
+        out = torch.empty(rows, SHAPE.intermediate, dtype=torch.bfloat16, device="cuda")
+        calls = {
+            "stock": functools.partial(plain, wide, out),
+            "hooked": functools.partial(clamp.swiglu, wide, out, SHAPE.limit),
+        }
+        graphs = {}
+        for name, call in calls.items():
+            call()
+            torch.cuda.synchronize()
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                for _ in range(CALLS):
+                    call()
+        case = in_turns(graphs)
+        part.add(level="activation time", runner=runner, rows=rows, tokens=tokens, **case)
 
 
 def hooked_function_case(part: Part, runner: str) -> None:
@@ -510,6 +556,7 @@ def layer_cases(
     import torch
     from sparkling_sglang import limits
 
+    CURRENT["packed"] = packed
     for tokens in (1, 4, 8):
         for kind, scale in (("exceeding", 1.0), ("below", 0.02)):
             x = values(tokens, scale, device)
@@ -574,31 +621,40 @@ def interval(samples: list[float]) -> list[float]:
 
 def timing_case(part: Part, runner: str, experts: int, layers: dict, tokens: int) -> None:
     """Microseconds a layer, stock and hooked in turns, order swapped every round."""
-    import torch
 
     graphs = {name: graphed(layers[name], tokens, experts) for name in ("stock", "hooked")}
-    took: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(ROUNDS + 5):
-        for name in sorted(graphs, reverse=bool(turn % 2)):
-            begin, finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graphs[name][0].replay()
-            finish.record()
-            finish.synchronize()
-            if turn >= 5:
-                took[name].append(begin.elapsed_time(finish) * 1000 / CALLS)
-    more = [b - a for a, b in zip(took["stock"], took["hooked"], strict=True)]
+    case = in_turns({name: graph[0] for name, graph in graphs.items()})
     part.add(
         level="time",
         runner=runner,
         experts=experts,
         tokens=tokens,
         unit="microseconds a layer, CUDA graph, cold experts",
-        stock=spread(took["stock"]),
-        hooked=spread(took["hooked"]),
-        difference=spread(more) | {"interval": interval(more)},
         graph_equals_eager={name: graph[2] for name, graph in graphs.items()},
+        **case,
     )
+
+
+def in_turns(graphs: dict) -> dict:
+    """Microseconds a call of two graphs of CALLS calls, the order swapped every round."""
+    import torch
+
+    took: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(ROUNDS + 5):
+        for name in sorted(graphs, reverse=bool(turn % 2)):
+            begin, finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graphs[name].replay()
+            finish.record()
+            finish.synchronize()
+            if turn >= 5:
+                took[name].append(begin.elapsed_time(finish) * 1000 / CALLS)
+    more = [b - a for a, b in zip(took["stock"], took["hooked"], strict=True)]
+    return {
+        "stock": spread(took["stock"]),
+        "hooked": spread(took["hooked"]),
+        "difference": spread(more) | {"interval": interval(more)},
+    }
 
 
 def compile_marlin() -> None:
@@ -647,24 +703,31 @@ def child(options: argparse.Namespace) -> int:
     import torch
 
     part.found["versions"] = versions()
+    product_of, runner = runner, runner.removesuffix("_torch")
     if part.step("context", lambda: context(runner, device) or True) is None:
         return 1
     ours = runner in ("humming", "marlin")
-    if runner == "marlin" and device != "cpu":
+    if product_of != runner:
+        marlin = importlib.import_module("sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe")
+        marlin.moe_wna16_marlin_gemm = torch_product
+        part.found["products"] = "torch, in float32"
+    if product_of == "marlin" and device != "cpu":
         if part.step("compile", lambda: compile_marlin() or True) is None:
             return 1
         if options.warm:
             return 0
-    sizes = [8] if device == "cpu" else [64, options.experts] if ours else [64]
+    whole = ours and product_of == runner
+    sizes = [8] if device == "cpu" else [64, options.experts] if whole else [64]
     with gpu(options.gpu, part.until, alone=False):
         built = correctness(part, runner, sizes, device)
     largest = sizes[-1]
-    if device != "cpu" and ours and {"stock", "hooked"} <= set(built[largest]):
+    if device != "cpu" and ours:
         with gpu(options.gpu, part.until, alone=True):
-            for tokens in TOKENS:
-                part.step(
-                    f"time {tokens}", timing_case, part, runner, largest, built[largest], tokens
-                )
+            part.step("activation times", activation_times, part, runner)
+            if whole and {"stock", "hooked"} <= set(built[largest]):
+                for tokens in TOKENS:
+                    more = part, runner, largest, built[largest], tokens
+                    part.step(f"time {tokens}", timing_case, *more)
             torch.cuda.synchronize()
     return 0
 
