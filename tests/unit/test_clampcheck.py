@@ -1,0 +1,203 @@
+"""The check of the SwiGLU limit: a result read, shown and refused, and the script as a child."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from sparkling import clampcheck, show_clamp
+from sparkling.errors import SparklingError, UsageError
+
+SPREAD = {"median": 50.0, "q1": 49.5, "q3": 50.5, "n": 60}
+
+
+def layer(tokens: int, kind: str, stock: float, hooked: float, changed: int) -> dict:
+    """A case of a layer whose errors to the limited reference are `stock` and `hooked`."""
+
+    def one(error: float, unlike: int) -> dict:
+        away = 0.3 - error if kind == "exceeding" else error
+        found = {"error_to_clamped": error, "error_to_unclamped": away}
+        return found | {"entries_unlike_stock": unlike, "applied": [4.0, "sparkling"]}
+
+    return {
+        "level": "layer",
+        "experts": 512,
+        "tokens": tokens,
+        "input": kind,
+        "gates_beyond": 0.04,
+        "ups_beyond": 0.08,
+        "stock": one(stock, 0),
+        "hooked": one(hooked, changed),
+        "hooked_without_limit": one(stock, 0),
+        "stock_repeats": True,
+        "entries": 2560 * tokens,
+    }
+
+
+def document(gpu: str | None = "NVIDIA H200") -> dict:
+    more = SPREAD | {"median": -0.25, "interval": [-0.3, -0.2]}
+    timed = {"tokens": 1, "stock": SPREAD, "hooked": SPREAD, "difference": more}
+    cases = [
+        {"level": "reproduction", "swiglu_limit": None, "output": 64.0},
+        {
+            "level": "activation",
+            "runner": "humming",
+            "rows": 8,
+            "beyond_the_limit": 0.11,
+            "stock_error": 0.25,
+            "fast_error": 0.0017,
+            "fast_bits_differ_below": 0,
+            "entries_below": 5400,
+        },
+        layer(1, "exceeding", 0.29, 0.004, 2500),
+        layer(1, "below", 0.004, 0.004, 0),
+        {"level": "time", "experts": 512, "graph_equals_eager": {"stock": True, "hooked": True}}
+        | timed,
+        {"level": "activation time", "rows": 8, **timed},
+    ]
+    return {
+        "date": "2026-11-30T03:40:00Z",
+        "command": "python3 scripts/check_clamp.py --out x",
+        "shape": {"hidden": 2560, "intermediate": 768, "top_k": 8, "limit": 4.0},
+        "runners": {
+            "humming": {
+                "versions": {"gpu": gpu, "sglang": "0.5.23", "torch": "2.11.0"},
+                "cases": cases,
+                "failures": [{"step": "time 8", "error": "no time was left"}],
+                "outcome": "done",
+            },
+            "marlin": {"cases": [], "failures": [], "outcome": "ended after 120 s"},
+        },
+    }
+
+
+def read(tmp_path, data) -> clampcheck.Record:
+    path = tmp_path / "clamp.json"
+    path.write_text(json.dumps(data))
+    return clampcheck.read(path)
+
+
+def test_a_result_is_read_and_shown(tmp_path):
+    record = read(tmp_path, document())
+    assert record.where == "NVIDIA H200" and record.runners == ["humming"]
+    assert record.reproduction["output"] == 64.0
+    exceeds, below = record.outputs
+    assert exceeds.exceeds and exceeds.errors["stock"] == (0.29, pytest.approx(0.01))
+    assert exceeds.unlike_stock["hooked"] == 2500 and not below.exceeds
+    assert record.times[0].graph_is_eager and record.times[0].more["median"] == -0.25
+    assert [one.tokens for one in record.kernel_times] == [1]
+    outputs = str(show_clamp.outputs(record))
+    # Stock meets the unlimited reference, the switch the limited one.
+    assert [line.split()[-1] for line in outputs.splitlines()[3:5]] == ["✗", "✓"]
+    assert "29.00 %" in outputs and "0.40 %" in outputs
+    untouched = str(show_clamp.untouched(record))
+    assert "inputs below the limit" in untouched and "a layer without a limit" in untouched
+    assert "-0.25 [-0.30, -0.20]" in show_clamp.times(record).html
+    assert "-1.8" in show_clamp.times(record).html  # seven layers
+    assert "humming's silu_and_mul" in str(show_clamp.kernel_times(record))
+    assert "0 of 5,400" in str(show_clamp.activations(record))
+    undone = str(show_clamp.unfinished(record))
+    assert "ended after 120 s" in undone and "time 8" in undone
+    assert "NVIDIA H200, 2026-11-30: sglang 0.5.23" in str(show_clamp.where(record))
+
+
+def test_a_cpu_is_called_so_and_its_layer_without_a_limit_is_shown(tmp_path):
+    record = read(tmp_path, document(gpu=None))
+    assert record.where == "this CPU" and record.runners == ["cpu"]
+    text = str(show_clamp.outputs(record))
+    assert "this lane's" in text and "without" in text and "stock" not in text
+    data = document(gpu=None)
+    data["runners"]["humming"] |= {"cases": data["runners"]["humming"]["cases"][2:4]}
+    bare = read(tmp_path, data)
+    for view in (show_clamp.untouched, show_clamp.activations, show_clamp.times):
+        assert len(str(view(bare)).splitlines()) == 1  # one sentence in a table's place
+    assert "not timed here" in str(show_clamp.kernel_times(bare))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runners": {"humming": {}}}'])
+def test_what_is_no_result_is_refused_in_one_sentence(tmp_path, text):
+    path = tmp_path / "clamp.json"
+    path.write_text(text)
+    with pytest.raises(SparklingError, match=r"is no result of scripts/check_clamp.py: .+\.$"):
+        clampcheck.read(path)
+    with pytest.raises(SparklingError, match="cannot be read: No such file"):
+        clampcheck.read(tmp_path / "none.json")
+
+
+WRITES = """
+import json, sys
+out = sys.argv[sys.argv.index("--out") + 1]
+data = json.loads({data!r})
+data["command"] = " ".join(sys.argv[1:])
+open(out, "w").write(json.dumps(data))
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    """here(script, kind) → (a lane with that script, run by this Python, and the file to write)."""
+
+    def make(script: str, kind: str = "cpu"):
+        (tmp_path / "scripts").mkdir()
+        (tmp_path / "scripts" / "check_clamp.py").write_text(script)
+        made = types.SimpleNamespace(
+            kind=kind,
+            root=tmp_path,
+            cache=tmp_path / "cache",
+            server_python=Path(sys.executable),
+            set_up="./scripts/setup.sh",
+        )
+        return made, tmp_path / "run" / "clamp.json"
+
+    return make
+
+
+def test_on_a_cpu_the_script_gets_sparklets_shapes(here):
+    where, out = here(WRITES.format(data=json.dumps(document(gpu=None))))
+    record = clampcheck.run(where, out, limit_s=60)
+    assert "--dry-run --runners triton --config" in record.command
+    assert record.command.endswith("models/sparklet/config.json")
+
+
+def test_on_a_gpu_it_runs_humming_and_wants_the_gpu_alone(here, monkeypatch):
+    where, out = here(WRITES.format(data=json.dumps(document())), kind="gpu")
+    monkeypatch.setattr(clampcheck, "refusal", lambda lane: None)
+    assert clampcheck.run(where, out, limit_s=60).command.endswith("--runners humming")
+    monkeypatch.undo()
+    assert "Process 77 computes on the GPU" in clampcheck.refusal(where, lambda: {77: 5})
+    assert clampcheck.refusal(where, dict) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print('no torch here')", r"said: no torch here$"),
+        ("", r"said: nothing$"),
+        (
+            WRITES.format(data=json.dumps(document() | {"runners": {}})),
+            r"computed nothing \(\), see the logs in .+run\.$",
+        ),
+    ],
+)
+def test_a_script_that_fails_is_told_in_one_sentence(here, script, said):
+    where, out = here(script)
+    with pytest.raises(SparklingError, match=said):
+        clampcheck.run(where, out, limit_s=60)
+
+
+def test_a_script_that_hangs_is_ended(here, monkeypatch):
+    where, out = here("import time; print('begun', flush=True); time.sleep(60)")
+    monkeypatch.setattr(clampcheck, "GRACE_S", 1.0)
+    with pytest.raises(SparklingError, match="said: begun"):
+        clampcheck.run(where, out, limit_s=0.5)
+
+
+def test_without_a_server_environment_nothing_starts(here, tmp_path):
+    where, out = here("raise SystemExit(3)")
+    where.server_python = tmp_path / "no" / "python"
+    with pytest.raises(UsageError, match=r"There is no server environment at .+; run ./scripts"):
+        clampcheck.run(where, out)
+    assert not out.exists()
