@@ -22,20 +22,28 @@ from sparkling_sglang.fp8_head import dequantized_product
 from sparkling_sglang.head_choice import Limits, candidates, inputs, wrong
 from sparkling_sglang.head_kernels import Config, HeadKernel, KernelError
 
-REPEATS = 9
+CALLS, REPLAYS = 4, 9  # in a graph, and how often it is replayed
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Median time of ``call`` on the current CUDA stream; the head is larger than the caches."""
-    for _ in range(2):
-        call()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
+    """Median time of ``call`` within a CUDA graph, as the server runs it.
+
+    The head is many times larger than the caches, so that each call reads it from memory.
+    """
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
     marks[0].record()
     for mark in marks[1:]:
-        call()
+        graph.replay()
         mark.record()
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+    return 1e3 / CALLS * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
 
 
 def fastest(
