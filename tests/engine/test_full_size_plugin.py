@@ -80,3 +80,24 @@ def test_the_gate_holds_until_its_file_appears(plugin, tmp_path):
     (tmp_path / "gate").touch()
     waiting.join(5)
     assert not waiting.is_alive()
+
+
+def test_marlins_sources_keep_their_mxfp4_kernels_alone(plugin, tmp_path):
+    """Of the installed SGLang: a changed source must be refused and not compiled half."""
+    import sglang
+
+    source = Path(sglang.__file__).parent / "kernels" / "jit" / "csrc"
+    made = plugin.marlin_folder(source, tmp_path / "marlin")
+    whole = (source / made.relative_to(tmp_path / "marlin")).read_text()
+    kept = [line for line in made.read_text().splitlines() if "_GET_IF(host::" in line]
+    assert kept == ["    MXFP4_GET_IF(host::kFE2M1f)"]
+    assert len(whole.splitlines()) == len(made.read_text().splitlines())
+    assert (made.parent.parent / "marlin" / "marlin.cuh").exists()
+    assert plugin.marlin_folder(tmp_path / "nowhere", tmp_path / "marlin") == made
+    broken = tmp_path / "source"
+    (broken / "gemm" / "marlin_moe").mkdir(parents=True)
+    (broken / "gemm" / "marlin_moe" / made.name).write_text(
+        whole.replace("  ACT_GET_IF(host::kU8B128)\n", "")
+    )
+    with pytest.raises(ValueError, match="not 7"):
+        plugin.marlin_folder(broken, tmp_path / "again")
