@@ -19,6 +19,12 @@ def test_needs_none(root, data):
 """
 
 
+@pytest.fixture(autouse=True)
+def _few_plugins(monkeypatch):
+    """conftest.py needs none, and importing nbval takes a second and a half each time."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.fixture
 def run(root, tmp_path):
     folder = tmp_path / "tests" / "server"
