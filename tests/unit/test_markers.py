@@ -21,8 +21,9 @@ def test_needs_none(root, data):
 
 @pytest.fixture(autouse=True)
 def _few_plugins(monkeypatch):
-    """conftest.py needs none, and importing nbval takes a second and a half each time."""
+    """pytest.ini needs one, and importing nbval takes a second and a half each time."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
 
 
 @pytest.fixture
