@@ -83,9 +83,11 @@ RULES: tuple[_Rule, ...] = (
     _rule(
         "fp8-draft-head",
         r"\"\w+\" not implemented for 'Float8_e4m3fn'",
-        "the draft model was given the FP8 LM-head tensor without its scales",
-        "let the draft share the target's whole head module (the sparkling-sglang plugin does it); "
-        "the memory fraction that SGLang names has nothing to do with it",
+        "the draft model was given the FP8 LM-head tensor without its scales and method, which stock "
+        "SGLang does, and torch cannot multiply with the bare tensor",
+        "let the draft take over the target's whole head module (the sparkling-sglang plugin does, "
+        "unless SPARKLING_SHARE_HEAD=0 forbids it) or start without NEXTN; the memory fraction that "
+        "SGLang names has nothing to do with it",
     ),
     _rule(
         "draft-head",

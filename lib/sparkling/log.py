@@ -795,7 +795,7 @@ def parse_line(line: str, line_no: int = 1) -> Event | None:
 
 # Lines without a prefix that end a server: what Python and argparse print.
 _UNSTAMPED = re.compile(
-    r"(?:\w[\w ]*: error: |[A-Za-z_][\w.]*(?:Error|Exception|Refused)\b|sparkling-sglang |/\S+: No module named |[^ ]*python\S*: )"
+    r"(?:\w[\w ]*: error: |(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Refused)\b|sparkling-sglang |/\S+: No module named |[^ ]*python\S*: )"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sparkling import log
 from sparkling.crash import RULES, Diagnosis, diagnose, explain
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "logs"
@@ -64,8 +65,18 @@ def test_the_fp8_draft_head_is_not_blamed_on_memory() -> None:
     )
     diagnosis = found(text)
     assert diagnosis.kind == "fp8-draft-head"
-    assert "without its scales" in diagnosis.cause
+    assert "without its scales and method, which stock SGLang does" in diagnosis.cause
+    assert "whole head module" in diagnosis.remedy and "SPARKLING_SHARE_HEAD=0" in diagnosis.remedy
     assert "memory fraction that SGLang names has nothing to do with it" in diagnosis.remedy
+    # The plugin saw it coming, where it was told to let the draft be: still the same cause.
+    warned = (
+        f"{STAMP}The NEXTN draft's lm_head is not the target's: it lacks the scales of the quantized "
+        "weight, so its drafts would not be accepted: leave SPARKLING_SHARE_HEAD unset or at 1.\n"
+    )
+    assert found(warned + text) == diagnosis
+    # One event of the log, too, beside SGLang's own sentence about the exception.
+    told = [e for e in log.parse(text.split("\n")) if isinstance(e, log.Crash)]
+    assert "fp8-draft-head" in {e.kind for e in told}
     # The same on the CPU, where torch names another operation; and after a memory line.
     cpu = (
         text.replace("addmm_cuda", "addmm_impl_cpu_")
