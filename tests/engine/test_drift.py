@@ -58,7 +58,7 @@ def hooks(engine_context):
 
 def part_of(name: str) -> tuple[str, ...]:
     """The parts that a hook of this name belongs to; what has no part of its own is the CPU's."""
-    return {"limits": ("status", "clamp")}.get(
+    return {"limits": ("status", "clamp"), "humming-kernels": ("status",)}.get(
         name, (name,) if name in needs.NEEDS else ("cpu-engine",)
     )
 

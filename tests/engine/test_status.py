@@ -196,6 +196,8 @@ def test_start_hooks_loading_and_batches(engine_context, monkeypatch, tmp_path):
     ModelRunner.load_model(SimpleNamespace(model=model, is_draft_worker=False, device="cpu"))
     said = json.loads(path.read_text())
     assert said["pid"] == os.getpid() and said["sglang"] == "0.5.23" and said["device"] == "cpu"
+    assert said["versions"].items() >= {"cuda": torch.version.cuda}.items()
+    assert said["humming"] is None
     assert said["switches"]["fp8-head"] is True and said["patched"] == ["status"]
     clock = status.current._clock() + 1
     monkeypatch.setattr(status.current, "_clock", lambda: clock)
@@ -209,3 +211,17 @@ def test_start_hooks_loading_and_batches(engine_context, monkeypatch, tmp_path):
         "bytes_after": 320,
         "applied": 17,
     }
+
+
+def test_versions_are_those_of_the_kernels_packages(monkeypatch):
+    from importlib import metadata
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise metadata.PackageNotFoundError(name)
+        return f"{name}-1"
+
+    monkeypatch.setattr(status.metadata, "version", version)
+    found = status.versions()
+    assert found["humming-kernels"] == "humming-kernels-1" and "triton" not in found
+    assert set(found) == set(status.KERNEL_PACKAGES) - {"triton"}

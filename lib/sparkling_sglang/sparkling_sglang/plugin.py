@@ -105,6 +105,10 @@ def _register_scheduler(patches: Patches, wanted: Switches) -> None:
     share_head.register(patches, hand_over=wanted.share_head)
     # Last, so that its hooks see what the others have done.
     status.start(patches, wanted)
+    if wanted.status_file:
+        from sparkling_sglang import kernel_cache
+
+        kernel_cache.register(patches)
     if wanted.clamp or wanted.status_file:
         from sparkling_sglang import limits
 

@@ -8,6 +8,7 @@ that comes too early is written by a timer. Without ``SPARKLING_STATUS_FILE`` no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sparkling_sglang.switches import Switches
 
 INTERVAL_S = 0.5
+KERNEL_PACKAGES = ("humming-kernels", "flashinfer-python", "sglang-kernel", "triton")
 
 logger = logging.getLogger("sparkling_sglang")
 
@@ -172,6 +175,15 @@ def moe_used(layer_name: str, scaling: float, limit: float | None) -> None:
     )
 
 
+def versions() -> dict[str, str]:
+    """Versions of the installed packages whose kernels a server may run; absent ones left out."""
+    found = {}
+    for name in KERNEL_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def start(patches: Patches, wanted: Switches) -> None:
     """Begin this process's status file, if ``SPARKLING_STATUS_FILE`` names one.
 
@@ -192,6 +204,7 @@ def start(patches: Patches, wanted: Switches) -> None:
             "plugin": __version__,
             "sglang": sglang_version,
             "torch": torch.__version__,
+            "versions": versions() | {"cuda": torch.version.cuda},
             "pid": os.getpid(),
             "device": None,
             "patched": patches.names,
@@ -199,6 +212,7 @@ def start(patches: Patches, wanted: Switches) -> None:
             "head": None,
             "draft": None,
             "moe": None,
+            "humming": None,
         },
     )
     patches.hook(
