@@ -82,7 +82,24 @@ def humming(
             "the log shows Humming at work",
             WITHOUT,
         )
+    _humming_kernels(f, on, status)
     return f.items
+
+
+def _humming_kernels(f: Findings, on: bool, status: Info) -> None:
+    """What was asked of Humming's compiler, which works only where its experts run."""
+    told = status.get("humming") if status else None
+    if not isinstance(told, Mapping):
+        return
+    compiled, cached = (told.get(key) or 0 for key in ("compiled", "cached"))
+    found = f"{compiled} compiled in {told.get('compile_s') or 0:.1f} s, {cached} from the cache"
+    if on:
+        # None counted proves nothing: they are counted through a hook of their own.
+        want = "kernels of Humming, compiled or from its cache"
+        f.add("status", want, found, True if compiled + cached else None)
+    elif compiled + cached:
+        cause = "kernels of Humming were made"
+        f.add("status", "no kernel asked of Humming", found, False, cause, WITHOUT)
 
 
 def _others(others: Mapping[str, list[str]]) -> str:
@@ -177,7 +194,11 @@ _TALKATIVE = (
         "process_env": {},
     },
     LogFacts(complete=True, humming_gemm="any", draft_head=(True, ""), accept=[(1.0, None)]),
-    {"head": {"dtype": "any"}, "draft": {"class": "any", "head_shared": True}},
+    {
+        "head": {"dtype": "any"},
+        "draft": {"class": "any", "head_shared": True},
+        "humming": {"compiled": 1},
+    },
     Probe(
         answered=True,
         tokens=1,

@@ -657,3 +657,21 @@ def test_accept_bounds_hold_the_value_and_shrink_with_rounds():
     assert low < narrower[0] < 2.5 < narrower[1] < high
     assert accept_bounds(1.0, 64)[0] == 1.0 and accept_bounds(4.0, 64)[1] == 4.0
     assert accept_bounds(1.0, 124)[1] < 1.3  # a useless draft's probe of 128 tokens decides
+
+
+def test_hummings_kernels_are_told_and_prove_it_only_where_some_were_asked_for():
+    given = list(change("humming"))
+
+    def told(on: bool, **counts):
+        status = {"humming": {"compiled": 0, "cached": 0, "compile_s": 0.0, **counts}}
+        found = verdict("humming", on, *given[:2], status, *given[3:])
+        return [
+            (e.found, e.ok) for e in found.evidence if "ernel" in e.wanted and e.source == "status"
+        ]
+
+    assert told(True, compiled=3, cached=40, compile_s=9.04) == [
+        ("3 compiled in 9.0 s, 40 from the cache", True)
+    ]
+    assert told(True) == [("0 compiled in 0.0 s, 0 from the cache", None)]
+    assert told(False, cached=2) == [("0 compiled in 0.0 s, 2 from the cache", False)]
+    assert told(False) == []
