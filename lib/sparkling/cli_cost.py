@@ -96,6 +96,12 @@ def _costmodel(args: argparse.Namespace) -> int:
 
 
 def _head(args: argparse.Namespace) -> int:
+    if args.servers and args.stages:
+        raise UsageError(
+            "Give --servers for two that run, or --stages to have both started, not both."
+        )
+    if args.stages:
+        return _head_stages(args)
     if args.servers:
         return _head_live(args)
     from sparkling import head, lane, recipe, show_head
@@ -116,7 +122,7 @@ def _head(args: argparse.Namespace) -> int:
 def _head_live(args: argparse.Namespace) -> int:
     import os
 
-    from sparkling import head_live, show_head
+    from sparkling import head_live
     from sparkling.client import Client
 
     key = os.environ.get("SPARKLING_API_KEY") or None
@@ -134,9 +140,36 @@ def _head_live(args: argparse.Namespace) -> int:
         }
         print(json.dumps(out, indent=1))
         return 0
-    print(show_head.forced(found))
-    print(f"\n{show_head.forced(noise[:1], second='the first again')}\n")
+    _print_live(found, noise, answers)
+    return 0
+
+
+def _print_live(found: Any, noise: Any, answers: Any, first: str = "first", second: str = "second"):
+    from sparkling import show_head
+
+    print(show_head.forced(found, first, second))
+    print(f"\n{show_head.forced(noise[:1], first, f'{first}, read again,')}\n")
     print(show_head.free(answers))
+
+
+def _head_stages(args: argparse.Namespace) -> int:
+    import os
+    import sys
+
+    from sparkling import head_stages, lane, recipe
+
+    for name, value in {"RECIPE": args.recipe, "MODEL": args.checkpoint}.items():
+        if value:
+            os.environ[f"SPARKLING_{name}"] = str(value)
+    where = lane.detect("auto")
+    book = recipe.load(where.recipe_path, root=where.root).with_edition(where.edition)
+    found = head_stages.measure(
+        where, book, say=lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    if args.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        _print_live(found.forced, found.noise, found.free, *found.stages)
     return 0
 
 
@@ -205,8 +238,14 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="URL",
         help="instead: compare two running servers, BF16 head first, on the same tokens",
     )
+    agree.add_argument(
+        "--stages",
+        action="store_true",
+        help="instead: start the stage without the FP8 head, then the one with it, and compare both",
+    )
     agree.epilog = (
         "From the head alone, without a server; Sparklet has recorded hidden states, other "
-        "checkpoints use random directions unless --hidden names a recording. A key for --servers is "
-        "read from SPARKLING_API_KEY."
+        "checkpoints use random directions unless --hidden names a recording. --stages needs room for "
+        "one server at a time and keeps what was read in a run folder. A key for --servers is read "
+        "from SPARKLING_API_KEY."
     )

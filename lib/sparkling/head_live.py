@@ -23,6 +23,7 @@ from sparkling.head import rare_positions
 from sparkling.stats import Interval, wilson
 
 TOP = 5
+FREE_TOKENS = 64
 PROMPTS = (
     "Why is the sky blue?",
     "Write a short reply to a customer whose parcel is late.",
@@ -206,21 +207,24 @@ def _coarse_kl(p: Mapping[int, float], q: Mapping[int, float]) -> float:
     return max(total, 0.0)
 
 
+def answers(
+    client: Any, prompts: Sequence[str] = PROMPTS, *, max_tokens: int = FREE_TOKENS
+) -> list[list[int]]:
+    """Token ids of a server's greedy answer to each prompt. Raises RequestError when one fails."""
+    return [
+        list(
+            client.generate(prompt, max_tokens=max_tokens, stream=False).require().output_ids or ()
+        )
+        for prompt in prompts
+    ]
+
+
 def free_run(
-    first: Any, second: Any, prompts: Sequence[str] = PROMPTS, *, max_tokens: int = 64
+    first: Any, second: Any, prompts: Sequence[str] = PROMPTS, *, max_tokens: int = FREE_TOKENS
 ) -> FreeRun:
     """Greedy answers of two servers to the same prompts. Raises RequestError when one fails."""
-    answers = [
-        [
-            list(
-                client.generate(prompt, max_tokens=max_tokens, stream=False).require().output_ids
-                or ()
-            )
-            for prompt in prompts
-        ]
-        for client in (first, second)
-    ]
-    return compare_answers(*answers, max_tokens=max_tokens)
+    both = [answers(client, prompts, max_tokens=max_tokens) for client in (first, second)]
+    return compare_answers(*both, max_tokens=max_tokens)
 
 
 def compare_answers(

@@ -326,6 +326,91 @@ def test_free_running_of_two_servers(logits):
     assert found.first_difference == (2,) and json.loads(json.dumps(found.to_json()))["n"] == 2
 
 
+# -- two stages, one after the other ---------------------------------------------------------------
+
+
+class Started:
+    """Stands for `server.start`: one server at a time, each with its own logits."""
+
+    def __init__(self, logits):
+        self.logits, self.launches, self.running = logits, [], 0
+
+    def __call__(self, launch, **_):
+        self.launches.append(launch)
+        return self
+
+    def __enter__(self):
+        self.running += 1
+        assert self.running == 1
+        return self
+
+    def __exit__(self, *_):
+        self.running -= 1
+
+    def client(self):
+        return Server(self.logits[len(self.launches) - 1])
+
+
+@pytest.fixture
+def lane_here(root, tmp_path, monkeypatch):
+    from sparkling import lane
+
+    monkeypatch.setenv("SPARKLING_LANE", "cpu")
+    monkeypatch.setenv("SPARKLING_RECIPE", "sparklet")
+    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path / "runs"))
+    return lane.detect("cpu")
+
+
+def test_two_stages_are_started_one_after_the_other_and_compared(lane_here, logits, monkeypatch):
+    from sparkling import head_stages, recipe, server
+
+    other = logits.copy()
+    other[:, 3] += 0.5
+    started = Started([logits, other])
+    monkeypatch.setattr(server, "start", started)
+    book = recipe.load("sparklet", root=lane_here.root)
+    said = []
+    found = head_stages.measure(lane_here, book, prompts=("ab", "cd"), say=said.append)
+    assert (
+        [launch.stage for launch in started.launches] == ["baseline", "fp8-head"] == [*found.stages]
+    )
+    assert [launch.switches["fp8-head"] for launch in started.launches] == [False, True]
+    assert found.noise[0].shift_max == 0 and found.forced[0].shift_max > 0.1
+    assert found.forced[0].n == found.noise[0].n and found.free.n == 2
+    assert said[0] == "Starting baseline …" and any("tokens are read" in line for line in said)
+    (folder,) = (p for p in lane_here.runs.iterdir() if p.is_dir() and not p.name.startswith("."))
+    kept = json.loads(next(folder.rglob("head-judged.json")).read_text())
+    assert len(kept) == 3 and len(kept[0][0]["logprobs"]) == len(kept[0][0]["ids"]) - 1
+    assert json.loads(next(folder.rglob("head.json")).read_text()) == json.loads(
+        json.dumps(found.to_json())
+    )
+
+
+def test_lings_arms_differ_in_the_head_alone(root):
+    from sparkling import head_stages, recipe
+
+    book = recipe.load("ling-3.0-flash", root=root)
+    before, after = head_stages.arms(book)
+    assert (before, after) == (("humming", "bf16-logits"), ("fp8-head", None))
+    one, other = (book.render(s, model="/m", variant=v) for s, v in (before, after))
+    assert one.argv == other.argv
+    assert set(other.env.items()) - set(one.env.items()) == {("SPARKLING_FP8_LM_HEAD", "1")}
+
+
+def test_the_command_starts_stages_or_asks_servers_but_not_both(
+    capsys, lane_here, logits, monkeypatch
+):
+    from sparkling import server
+
+    monkeypatch.setattr(server, "start", Started([logits, logits]))
+    assert cli.main(["head", "--stages", "--recipe", "sparklet"]) == 0
+    shown = capsys.readouterr()
+    assert "fp8-head against baseline" in shown.out.replace("\n", " ")
+    assert "answers identical" in shown.out and "Starting fp8-head" in shown.err
+    assert cli.main(["head", "--stages", "--servers", "http://a", "http://b"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
