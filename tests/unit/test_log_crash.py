@@ -36,6 +36,8 @@ def found(text: str, code: int | None = 1, **more: bool) -> Diagnosis:
         ("crash-extra", "extra-buffer", "extra_buffer"),
         ("crash-trunc", "safetensors", "cut short (incomplete metadata, file not fully covered)"),
         ("crash-port", "port", "port 30421 on 127.0.0.1 is already in use"),
+        # A full-size server on an H200, SPARKLING_FP8_LM_HEAD=1 with SPARKLING_SHARE_HEAD=0.
+        ("crash-fp8-draft-head", "fp8-draft-head", "without its scales and method"),
     ],
 )
 def test_real_failures(name: str, kind: str, words: str) -> None:
@@ -53,6 +55,16 @@ def test_real_failures(name: str, kind: str, words: str) -> None:
 def test_a_healthy_log_is_not_diagnosed(name: str) -> None:
     healthy = [line for line in lines_of(name) if "crashed with exit code" not in line]
     assert diagnose(healthy) is None
+
+
+def test_the_real_fp8_draft_head_is_told_in_its_events_and_against_sglangs_advice() -> None:
+    lines = lines_of("crash-fp8-draft-head")
+    assert any(line.startswith("1. set --mem-fraction-static") for line in lines)
+    events = list(log.parse(lines))
+    (shared,) = [e for e in events if isinstance(e, log.DraftHead)]
+    assert not shared.shared and "it lacks the scales" in shared.detail
+    last = [e for e in events if isinstance(e, log.Crash)][-1]
+    assert last.kind == "fp8-draft-head" and "nothing to do with it" in last.remedy
 
 
 def test_the_fp8_draft_head_is_not_blamed_on_memory() -> None:
