@@ -112,9 +112,7 @@ def _head(args: argparse.Namespace) -> int:
         folder = recipe.load(args.recipe, root=lane.find_root()).model
     else:
         folder = lane.detect("auto").model
-    found = head.compare(
-        head.head_of(folder), head.states_for(folder, args.hidden), name=str(folder)
-    )
+    found = head.of_checkpoint(folder, args.hidden)
     print(json.dumps(found.to_json(), indent=1) if args.json else show_head.report(found))
     return 0
 

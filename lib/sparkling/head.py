@@ -84,6 +84,9 @@ class HeadReport:
     agreements: tuple[Agreement, ...]
     bytes: dict[str, int]
     weight_error: dict[str, float]  # root mean square error of the weights over their own
+    row_spread: (
+        float  # largest entry of the largest row ÷ that of the smallest row that is not zero
+    )
 
     def of(self, scheme: str, group: str = "all") -> Agreement:
         """One scheme's row. UsageError when it was not compared."""
@@ -99,6 +102,7 @@ class HeadReport:
             "agreements": [one.to_json() for one in self.agreements],
             "bytes": self.bytes,
             "weight_error": self.weight_error,
+            "row_spread": self.row_spread,
         }
 
 
@@ -227,6 +231,15 @@ def _is_sparklet(folder: Path) -> bool:
     return isinstance(settings, dict) and folder.resolve().name == "sparklet"
 
 
+def of_checkpoint(
+    checkpoint: Path | str, hidden: Path | str | None = None, *, name: str = ""
+) -> HeadReport:
+    """`compare` for a checkpoint's head, on the hidden states that `states_for` finds."""
+    return compare(
+        head_of(checkpoint), states_for(checkpoint, hidden), name=name or str(checkpoint)
+    )
+
+
 # -- the comparison --------------------------------------------------------------------------------
 
 
@@ -322,9 +335,13 @@ def compare(
         largest = max(float(np.abs(part).max()) for _, part in _chunks(head, chunk_rows))
     running = {scheme: _Running(n, most) for scheme in schemes}
     error, total = dict.fromkeys(schemes, 0.0), 0.0
+    small, large = np.inf, 0.0
     for start, weight in _chunks(head, chunk_rows):
         logits = states.hidden @ weight.T
         total += float(np.square(weight, dtype=np.float64).sum())
+        tops = np.abs(weight).max(axis=1)
+        small = min(small, float(tops[tops > 0].min(initial=np.inf)))
+        large = max(large, float(tops.max()))
         for scheme in schemes:
             codes, scale = quantize(weight, scheme, largest=largest)
             back = codes.astype(np.float32) * scale
@@ -346,6 +363,7 @@ def compare(
         agreements=tuple(found),
         bytes={key: sizes[key] for key in ("BF16", *schemes)},
         weight_error={s: (error[s] / total) ** 0.5 if total else 0.0 for s in schemes},
+        row_spread=large / small if large else 1.0,
     )
 
 

@@ -20,6 +20,7 @@ def report(found: HeadReport) -> View:
             "KL mean": f"{one.kl_mean:.2g}",
             "KL p99": f"{one.kl_p99:.2g}",
             "log-prob shift": f"{one.shift_mean:+.2g} (size {one.shift_size:.2g})",
+            "weights off": f"{100 * found.weight_error[one.scheme]:.2f} %",
             "MB": f"{found.bytes[one.scheme] / 1e6:,.2f}",
             "n": one.n,
         }
@@ -30,7 +31,9 @@ def report(found: HeadReport) -> View:
         "Same first choice: share of positions whose likeliest token is the same, 95 % Wilson "
         "interval; top k: mean share of the k likeliest tokens kept; KL(BF16 || FP8) in nats; shift: "
         "change of the log-probability of the token that followed. Rare: positions whose token is "
-        "among the least frequent of the text, up to a tenth of it."
+        "among the least frequent of the text, up to a tenth of it. Weights off: root mean square error "
+        "of the weights over their own root mean square. The largest entry of a row differs by a factor "
+        f"of {found.row_spread:,.1f} from row to row: what one scale for all rows has to span."
     )
     return table(rows, title="FP8 heads against the BF16 head", caption=caption)
 

@@ -425,3 +425,23 @@ def test_the_command(capsys, root, tmp_path):
     assert "no recorded hidden states" in capsys.readouterr().err
     assert cli.main(["head", "--servers", "http://127.0.0.1:9", "http://127.0.0.1:9"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_rows_of_very_different_size_are_told_and_only_one_scale_for_all_loses_them():
+    rng = np.random.default_rng(8)
+    weight = rng.standard_normal((256, 128)).astype(np.float32)
+    weight /= np.abs(weight).max(axis=1, keepdims=True)
+    weight *= np.logspace(-6, 0, 256, dtype=np.float32)[:, None]
+    weight[7] = 0  # vocabulary padding
+    found = head.compare(weight, head.gaussian_states(128, n=40))
+    assert found.row_spread == pytest.approx(1e6, rel=1e-3)
+    assert f"{found.row_spread:,.1f}" in str(show_head.report(found))
+    small = weight[8:60]
+    # With one scale for all, the small rows fall among e4m3's subnormals, or to zero.
+    for scheme, least, most in (("per-row", 0.015, 0.03), ("per-tensor", 0.25, 1.01)):
+        codes, scale = head.quantize(small, scheme, largest=1.0)
+        off = np.sqrt(np.square(codes.astype(np.float32) * scale - small).sum() / (small**2).sum())
+        assert least < off < most, scheme
+    assert (
+        head.compare(np.zeros((128, 4), np.float32), head.gaussian_states(4, n=2)).row_spread == 1
+    )
