@@ -282,13 +282,10 @@ class Bench:
         for m in TOKENS:
             x, wanted = self.x[:m], self.wanted[:m]
             self.add("sparkling", m, size, lambda c, x=x: applied(self.heads[c], x), wanted)
-        for m in (17, 64, 512):
+        for m in (17, 64, 129, 512):
             x = torch.randn(m, HIDDEN, device=self.device, generator=self.noise).bfloat16()
             wanted = fp8_head.dequantized_product(x, self.q[0], self.scale)
-            self.add(
-                "sparkling", m, size, lambda c, x=x: applied(self.heads[c], x), wanted,
-                note="torch's product of the dequantized weights, a chunk of rows at a time",
-            )  # fmt: skip
+            self.add("sparkling", m, size, lambda c, x=x: applied(self.heads[c], x), wanted)
             self.add_bf16(m, x)
         limits = head_choice.Limits.of(self.device)
         for groups, m in ((1, 1), (2, 16)):

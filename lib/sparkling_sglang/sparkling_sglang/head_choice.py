@@ -30,6 +30,10 @@ PLAIN = "torch-dequantize"
 OURS = "sparkling-cuda"
 
 NARROW, WIDE = 8, 16  # tokens at most: one and two groups of 8
+
+# Up to here the tokens are taken 16 at a time: on an H200 104 us for each 16, where torch needs
+# 1,590 us for 64 tokens and 2,250 us for 512.
+SLICED = 128
 TRIAL_S = 120
 
 # A logit may differ by one BF16 step and by this part of the token's root mean square. A wrong
@@ -216,20 +220,24 @@ def tuned(q: torch.Tensor, scale: torch.Tensor, plain: Product) -> Choice:
 
 
 class FewTokens:
-    """Our kernel for up to 16 BF16 tokens, ``plain`` for more or for other dtypes."""
+    """Our kernel for BF16 tokens, 16 at a time; ``plain`` for very many or for other dtypes."""
 
     def __init__(self, narrow: Product, wide: Product | None, plain: Product) -> None:
         self._narrow, self._wide, self._plain = narrow, wide, plain
 
     def __call__(self, x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[0]
+        if not 0 < tokens <= SLICED or x.dtype != torch.bfloat16:
+            return self._plain(x, q, scale)
         kernel = self._narrow if tokens <= NARROW else self._wide
-        if kernel is None or not 0 < tokens <= WIDE or x.dtype != torch.bfloat16:
+        if kernel is None:
             return self._plain(x, q, scale)
         # The kernel reads 16 bytes at a time; a slice of a wider tensor may not allow that.
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.clone(memory_format=torch.contiguous_format)
-        return kernel(x, q, scale)
+        if tokens <= WIDE:
+            return kernel(x, q, scale)
+        return torch.cat([kernel(part, q, scale) for part in x.split(WIDE)])
 
 
 def bf16_works(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) -> bool:
