@@ -450,15 +450,20 @@ def measure(args: argparse.Namespace, server: Server, gpu: int, until: float) ->
     """All requests of one arm, in rounds over the contexts so that a drift hits them alike."""
     vocabulary = args.vocabulary
     rows: list[dict[str, Any]] = []
+    made: dict[str, Any] = {"runs": rows}
     most = max(runs for *_, runs in args.plan)
-    for run in range(most):
-        for context, tokens, runs in args.plan:
-            if run < runs and time.time() < until:
-                left = max(5.0, until - time.time())
-                prompt = ids(vocabulary, context, 1000 * run + context)
-                rows.append({"run": run, **generate(server.url, prompt, tokens, left)})
-    wanted = sum(runs for *_, runs in args.plan)
-    made = {"runs": rows, "complete": len(rows) == wanted}
+    try:
+        for run in range(most):
+            for context, tokens, runs in args.plan:
+                if run < runs and time.time() < until:
+                    left = max(5.0, until - time.time())
+                    prompt = ids(vocabulary, context, 1000 * run + context)
+                    rows.append({"run": run, **generate(server.url, prompt, tokens, left)})
+    except (OSError, Failed, ValueError, KeyError) as error:  # what there is, is kept
+        made["error"] = f"{type(error).__name__}: {error}"
+    made["complete"] = len(rows) == sum(runs for *_, runs in args.plan)
+    if made.get("error"):
+        return made
     if not args.cpu:
         with contextlib.suppress(Failed, OSError):
             made["under_load"] = load_sample(server, gpu, vocabulary)
@@ -466,6 +471,7 @@ def measure(args: argparse.Namespace, server: Server, gpu: int, until: float) ->
 
 
 TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")
+RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .*$", re.MULTILINE)
 LOADED = re.compile(r"Load weight end\. elapsed=([\d.]+) s, type=(\w+).*mem usage=([\d.]+) GB")
 
 
@@ -481,12 +487,14 @@ def from_log(text: str) -> dict[str, Any]:
         and "Preparing" not in line
         and "server_args=" not in line
     ]
+    raised = RAISED.findall(text)
     layers = sum("Preparing" in line and "experts for" in line for line in text.splitlines())
     return {
         "timings": timings[-1] if timings else None,
         "weights_gb": loads,
         "expert_layers_prepared": layers,
         "lines": kept[:40],
+        "raised": raised[-1] if raised else None,
     }
 
 
@@ -716,10 +724,16 @@ def collect(args: argparse.Namespace) -> None:
 WHAT = "Ling-3.0-flash at full size with random weights, every switch with every other"
 
 
-def compact(made: dict[str, Any], conditions: str) -> dict[str, Any]:
-    """What lib/sparkling/fullsize.py reads: every request's time, without the rest of its row."""
-    arms_ = made["arms"]
-    first = next(iter(arms_.values()))
+def compact(made: dict[str, Any], conditions: str, logs: dict[str, str]) -> dict[str, Any]:
+    """What lib/sparkling/fullsize.py reads: every request's time, without the rest of its row. An arm
+    that was cut short, or slow to start, is named without its times.
+
+    Args:
+        logs: the arms' logs by name; what is read from a log is read again here.
+    """
+    whole = {n: a | {"log": from_log(logs[n])} if n in logs else a for n, a in made["arms"].items()}
+    over = {n: a for n, a in whole.items() if a["complete"] or a.get("ended")}
+    first = next(iter(over.values()))
     return {
         "schema": "sparkling-full-size/1",
         "what": WHAT,
@@ -727,7 +741,7 @@ def compact(made: dict[str, Any], conditions: str) -> dict[str, Any]:
         "date": first["date"][:10],
         "conditions": conditions,
         "command": "scripts/record_full_size.py; an arm: " + " ".join(_plain(first["command"])),
-        "env": {k: v for k, v in first["env"].items() if k.startswith(("SGLANG", "FLASH", "HF_"))},
+        "env": {k: v for k, v in first["env"].items() if _told(k, v)},
         "versions": first["versions"],
         "driver": (first.get("gpu") or {}).get("driver_version"),
         "bandwidth": {
@@ -738,8 +752,25 @@ def compact(made: dict[str, Any], conditions: str) -> dict[str, Any]:
             gpu: {name: r["bandwidth"] for name, r in one["reads"].items()}
             for gpu, one in made["bandwidth"].items()
         },
-        "arms": {name: _compact(arm) for name, arm in arms_.items()},
+        "unmeasured": {n: a.get("error") for n, a in whole.items() if n not in over},
+        "arms": {name: _compact(arm) for name, arm in over.items()},
     }
+
+
+def _told(name: str, value: str) -> bool:
+    """Whether a setting belongs into the short form: it acts, and is no folder of the machine."""
+    acts = name.startswith(("SGLANG", "FLASH", "HF_", "HUMMING", "MAX_JOBS"))
+    return acts and not value.startswith("/")
+
+
+def _limits(moe: dict[str, Any]) -> dict[str, Any]:
+    """The layers that have a SwiGLU limit, and those where another is applied than wanted."""
+    made: dict[str, Any] = {"layers": len(moe.get("limits", {}))}
+    for kind in ("limits", "shared_limits"):
+        found = moe.get(kind, {})
+        made[kind] = {n: e["applied"] for n, e in found.items() if e["applied"] is not None}
+        made[f"wrong_{kind}"] = [n for n, e in found.items() if e["applied"] != e["wanted"]]
+    return made
 
 
 def _plain(command: list[str]) -> list[str]:
@@ -779,9 +810,23 @@ def _compact(arm: dict[str, Any]) -> dict[str, Any]:
         "under_load": arm.get("under_load"),
         "kv_tokens": (arm.get("arguments") or {}).get("max_total_num_tokens"),
         "error": arm.get("error"),
+        "raised": log["raised"],
     }
-    told = ("head", "draft", "moe", "switches", "humming")
+    if status.get("moe"):
+        kept["moe"] = _limits(status["moe"])
+    told = ("head", "draft", "switches", "humming")
     return kept | {key: status[key] for key in told if status.get(key) is not None}
+
+
+def _logs(packed: Path) -> dict[str, str]:
+    """The arms' logs as `collect` packed them; a finished arm's hides its unfinished try's."""
+    found = {}
+    if packed.exists():
+        with tarfile.open(packed) as file:
+            for one in sorted(file.getnames(), reverse=True):  # partial/ before arms/
+                held = file.extractfile(one)
+                found[Path(one).stem] = held.read().decode(errors="replace") if held else ""
+    return found
 
 
 def plan(text: str) -> list[tuple[int, int, int]]:
@@ -816,7 +861,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cpu", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.compact:
-        short = compact(json.loads(Path(args.compact[0]).read_text()), args.compact[1])
+        source = Path(args.compact[0])
+        logs = _logs(source.with_name("logs.tar.gz"))
+        short = compact(json.loads(source.read_text()), args.compact[1], logs)
         args.out.write_text(json.dumps(short, indent=1) + "\n")
         return 0
     args.until, args.stopping = time.time() + args.budget, threading.Event()

@@ -6,10 +6,10 @@
 - *step*, *round*: time between the first and the last token of one answer, divided by the tokens
   after the first, or by NEXTN's rounds. One number a request; the prompt is in neither.
 - *effect* of a switch: the factor on the time, `time without / time with`, as the difference of the
-  mean logarithms over all arms with and without it; above 1 is faster. 95 % interval from the spread of
-  single requests within each arm (Welch's t on the contrast). It says nothing of what differs from
-  start to start, and Marlin ran on another GPU of the same host than Humming (`swap` shows how far
-  apart the two are).
+  mean logarithms over the arms with and without it; above 1 is faster. Averaged over those settings of
+  the other switch at which both sides were measured. 95 % interval from the spread of single requests
+  within each arm (Welch's t on the contrast). It says nothing of what differs from start to start, and
+  where there are two GPUs Marlin runs on another one than Humming (`swap` shows how far apart they are).
 - *cost of a round*: time of a round / time of a step, same kernels and head.
 - *bytes' worth* of the FP8 head: the bytes it saves each step or round (as the plugin's status file
   tells, times the products in one), at the read bandwidth measured on that GPU.
@@ -128,6 +128,7 @@ class Record:
     bandwidth: Mapping[str, float]  # bytes/s by GPU: the fastest reading measured there
     arms: Mapping[str, Arm]
     contexts: tuple[int, ...]
+    unmeasured: Mapping[str, str]  # arms that were tried in vain, and why
 
     def cell(self, name: str, context: int) -> Cell | None:
         """An arm at a context, or None where it was not measured."""
@@ -146,8 +147,25 @@ class Record:
 
     def effect(self, switch: str, mode: str, context: int) -> Interval | None:
         """The factor by which `switch` ("humming", "fp8-head") shortens a step (`mode` plain) or a
-        round (nextn), over both settings of the other; None where an arm is missing."""
-        return _factor(self._sides(switch, mode, context))
+        round (nextn), over the `settings` of the other; None where there are none."""
+        sides, share = [], self.settings(switch, mode, context)
+        for other in share:
+            for on in (False, True):
+                cell = self.cell(_arm(switch, on, other, mode), context)
+                assert cell is not None  # settings() looked
+                sides.append(((-1.0 if on else 1.0) / len(share), cell))
+        return _factor(sides or None)
+
+    def settings(self, switch: str, mode: str, context: int) -> list[str]:
+        """The other switch's settings ("bf16", "fp8" or "marlin", "humming") at which this one was
+        measured on and off. UsageError for another switch."""
+        if switch not in SWITCHES:
+            raise UsageError(f"There is no switch {switch}: {', '.join(SWITCHES)} are recorded.")
+        return [
+            other
+            for other in (HEADS if switch == "humming" else KERNELS)
+            if all(self.cell(_arm(switch, on, other, mode), context) for on in (False, True))
+        ]
 
     def interaction(self, mode: str, context: int) -> Interval | None:
         """What the gain of Humming and the FP8 head together is to the product of their gains."""
@@ -186,17 +204,12 @@ class Record:
             found.append(Saving(kernels, mode, context, time, products, saved, 1e3 * saved / read))
         return found
 
-    def _sides(self, switch: str, mode: str, context: int) -> list[tuple[float, Cell]] | None:
-        if switch not in SWITCHES:
-            raise UsageError(f"There is no switch {switch}: {', '.join(SWITCHES)} are recorded.")
-        out = []
-        for kernels, head in product(KERNELS, HEADS):
-            cell = self.cell(arm_name(kernels, head, mode), context)
-            if cell is None:
-                return None
-            on = kernels == "humming" if switch == "humming" else head == "fp8"
-            out.append((-0.5 if on else 0.5, cell))
-        return out
+
+def _arm(switch: str, on: bool, other: str, mode: str) -> str:
+    """The arm with `switch` on or off, at the other switch's setting `other`."""
+    if switch == "humming":
+        return arm_name(KERNELS[on], other, mode)
+    return arm_name(other, HEADS[on], mode)
 
 
 def _difference(sides: Sequence[tuple[float, Cell]], *, log: bool = False) -> Interval:
@@ -229,7 +242,7 @@ def _factor(sides: Sequence[tuple[float, Cell]] | None) -> Interval | None:
 
 @cache
 def recorded() -> Record:
-    """The record that comes with the library: two NVIDIA H200s of one host."""
+    """The record that comes with the library, made on an NVIDIA H200."""
     return read(RECORDED)
 
 
@@ -279,4 +292,5 @@ def of(data: Mapping[str, Any]) -> Record:
         {gpu: float(read_) for gpu, read_ in data["bandwidth"].items()},
         arms,
         tuple(contexts),
+        dict(data.get("unmeasured") or {}),
     )

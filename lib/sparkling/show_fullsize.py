@@ -40,20 +40,32 @@ def table(record: Record | None = None) -> View:
         row: dict[str, Any] = {"arm": _label(name)}
         for context in record.contexts:
             cell = record.cell(name, context)
-            row[f"ms at {context:,}"] = cell and f"{cell.text()} a {cell.of}"
+            row[f"ms at {context:,}"] = f"{cell.text()} a {cell.of}" if cell else "not measured"
         facts = arm.facts if arm else {}
         start = (facts.get("start") or {}).get("start_s")
         row["ready, s"] = None if start is None else f"{start:.0f}"
         weights = facts.get("weights_gb") or {}
         row["weights, GiB"] = f"{sum(weights.values()):.2f}" if weights else None
-        row["GPU"] = arm.gpu if arm else None
+        used = facts.get("memory_mib")
+        row["GPU memory, MiB"] = f"{used:,}" if used else None
+        kept = facts.get("kv_tokens")
+        row["KV cache, tokens"] = f"{kept:,}" if kept else None
         rows.append(row)
     caption = (
         f"Recorded {record.date}: {record.conditions}. Median [least, most] of single requests. "
         "Ready: imports and load to the first answer, the first start of each kernel with its "
-        "compiling; weights as the server's log counts them, before the head was quantized."
+        "compiling; weights as the server's log counts them, before the head was quantized; KV cache: "
+        "what fits into the same share of memory." + _why(record)
     )
     return _table(rows, title="Full size, random weights, batch 1", caption=caption, width=150)
+
+
+def _why(record: Record) -> str:
+    """Which arms were tried in vain, in a sentence to append."""
+    if not record.unmeasured:
+        return ""
+    said = "; ".join(f"{name} ({why.rstrip('.')})" for name, why in record.unmeasured.items())
+    return f" Tried and not measured: {said}."
 
 
 def extras_table(record: Record | None = None) -> View:
@@ -72,7 +84,7 @@ def extras_table(record: Record | None = None) -> View:
             )
             row[f"ms at {context:,}"] = cell and cell.text()
             row[f"rate, {context:,}"] = factor and _times(factor)
-        row["ended"] = arm.error
+        row["ended with"] = arm.facts.get("raised") or arm.error
         rows.append(row)
     caption = "rate: time of the arm it repeats / its time; above 1 it is faster."
     return _table(rows, title="One more change each", caption=caption, width=150)
@@ -85,23 +97,26 @@ def effects_table(record: Record | None = None) -> View:
     for switch, mode in product((*SWITCHES, "both"), MODES):
         row: dict[str, Any] = {"what": _what(switch, mode)}
         for context in record.contexts:
-            found = (
-                record.interaction(mode, context)
-                if switch == "both"
-                else record.effect(switch, mode, context)
-            )
-            row[f"at {context:,}"] = found and _times(found)
+            if switch == "both":
+                found, at = record.interaction(mode, context), ""
+            else:
+                found = record.effect(switch, mode, context)
+                settings = record.settings(switch, mode, context)
+                at = f", {settings[0]} alone" if len(settings) == 1 else ""
+            row[f"at {context:,}"] = _times(found) + at if found else "not measured"
         rows.append(row)
     for kernels, head in product(KERNELS, HEADS):
         row = {"what": f"cost of a round in steps, {kernels.capitalize()}, {head.upper()} head"}
         for context in record.contexts:
             cost = record.round_cost(kernels, head, context)
-            row[f"at {context:,}"] = cost and cost.text(3)
+            row[f"at {context:,}"] = cost.text(3) if cost else "not measured"
         rows.append(row)
     caption = (
         "Factors on the rate (time without / time with), 95 % interval from single requests (n: the "
-        "fewest an arm): nothing of what differs from start to start. Marlin and Humming ran on two "
-        "GPUs of one host. NEXTN pays where the accept length is above the cost of a round."
+        "fewest an arm): nothing of what differs from start to start. NEXTN pays where the "
+        "accept length is above the cost of a round. What grows with the context is attention's: the "
+        "Triton kernels that this server verifies with (inferred, not profiled), so the cost of a round "
+        "in a long context is theirs and not NEXTN's."
     )
     return _table(rows, title="What the switches do", caption=caption, width=120)
 

@@ -104,23 +104,43 @@ def test_the_heads_time_is_put_against_its_bytes(data, saved, noise, enough):
 
 def test_a_missing_arm_is_named_and_nothing_is_made_up(data):
     del data["arms"]["marlin-fp8-nextn"]
+    data["unmeasured"] = {"marlin-fp8-nextn": "it was not ready within 5 s"}
     record = fullsize.of(data)
     assert record.missing == ["marlin-fp8-nextn at 1,024", "marlin-fp8-nextn at 32,768"]
-    assert record.effect("humming", "nextn", 1024) is None
-    assert record.effect("humming", "plain", 1024) is not None
+    assert record.effect("humming", "plain", 1024).value == pytest.approx(1.2, rel=1e-6)
     assert record.round_cost("marlin", "fp8", 1024) is None
-    assert "n/a" in show_fullsize.table(record).text
+    assert record.interaction("nextn", 1024) is None
+    shown = show_fullsize.table(record).text
+    assert shown.count("not measured") == 3 and "it was not ready within 5 s" in shown
+
+
+def test_an_effect_is_averaged_over_what_was_measured_and_says_so(data):
+    for context in ("1024", "32768"):  # another factor at FP8, which is left out below
+        data["arms"]["humming-fp8-nextn"]["contexts"][context]["ms"] = [1.0, 1.001, 1.002]
+    del data["arms"]["marlin-fp8-nextn"]
+    record = fullsize.of(data)
+    assert record.settings("humming", "nextn", 1024) == ["bf16"]
+    assert record.settings("fp8-head", "nextn", 1024) == ["humming"]
+    assert record.settings("humming", "plain", 1024) == ["bf16", "fp8"]
+    assert record.effect("humming", "nextn", 1024).value == pytest.approx(1.2, rel=1e-6)
+    assert "bf16 alone" in show_fullsize.effects_table(record).html
+    del data["arms"]["marlin-bf16-nextn"]
+    assert fullsize.of(data).effect("humming", "nextn", 1024) is None
 
 
 def test_tables_show_every_arm_with_its_n(data):
     data["arms"]["stock"] = copy.deepcopy(data["arms"]["humming-bf16-plain"])
     data["arms"]["stock"]["contexts"]["1024"] = cell(4.0, "step")
-    data["arms"]["unshared"] = {"contexts": {}, "error": "Failed: the server ended with 1"}
+    data["arms"]["unshared"] = {
+        "contexts": {},
+        "error": "ended",
+        "raised": "NotImplementedError: x",
+    }
     record = fullsize.of(data)
     text = show_fullsize.table(record).text
-    assert text.count("(n=3)") == 16 and "5.000 [4.995, 5.005] (n=3) a step" in text
+    assert text.count("(n=3)") == 16 and "5.000 [4.995, 5.005] (n=3)" in text
     extras = show_fullsize.extras_table(record).text
-    assert "x 1.2500" in extras and "ended with 1" in extras and "trap" not in extras
+    assert "x 1.2500" in extras and "NotImplementedError: x" in extras and "trap" not in extras
     effects = show_fullsize.effects_table(record).text
     assert "x 1.2000" in effects and "1.600" in effects
     assert "401.8" in show_fullsize.head_table(record).text
@@ -145,3 +165,43 @@ def test_a_wrong_file_is_one_sentence(data, tmp_path):
             fullsize.read(path)
     with pytest.raises(UsageError, match="no switch"):
         fullsize.of(data).effect("nextn", "plain", 1024)
+
+
+def test_the_record_of_the_library_shows_the_switches_live_and_right():
+    """What was measured on a GPU, held: every limit applied, one head for both, no NaN, no gap hidden."""
+    record = fullsize.recorded()
+    assert set(record.missing) == {
+        f"marlin-{head}-{mode} at {context:,}"
+        for head, mode, context in product(fullsize.HEADS, fullsize.MODES, (1024, 32768))
+    }
+    for head, mode in product(fullsize.HEADS, fullsize.MODES):
+        arm = record.arms[fullsize.arm_name("humming", head, mode)]
+        facts = arm.facts
+        assert {c: cell.n for c, cell in arm.cells.items()} == {1024: 5, 32768: 3}
+        assert facts["moe"]["limits"] == {str(n): 4.0 for n in range(35, 42)}
+        assert not facts["moe"]["wrong_limits"] and not facts["moe"]["wrong_shared_limits"]
+        assert facts["expert_layers"] == facts["moe"]["layers"] == (41 if mode == "nextn" else 40)
+        assert facts["head"]["bytes_before"] == 157_184 * 2_560 * 2
+        if head == "fp8":
+            assert facts["head"]["bytes_after"] == 157_184 * (2_560 + 4)
+            assert facts["head"]["kernel"] == "sparkling-cuda" and facts["head"]["applied"] > 0
+        if mode == "nextn":
+            assert facts["draft"]["head_shared"]
+            assert facts["draft"]["head_is_target_module"] is (head == "fp8")
+        for cell in arm.cells.values():
+            assert max(cell.ms) / min(cell.ms) < 1.01
+            assert cell.accept_length == (1.0 if mode == "nextn" else None)
+    assert [s.enough for s in record.savings() if s.context == 1024] == [True, True]
+    assert "addmm_cuda" in record.arms["unshared"].facts["raised"]
+    assert record.arms["clamp-off"].facts["moe"]["wrong_limits"] == [str(n) for n in range(35, 42)]
+    for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain")):
+        for context in record.contexts:  # neither the plugin nor the clamp costs half a percent
+            assert abs(record.factor(against, name, context).value - 1) < 0.005
+
+
+def test_outputs_of_the_record_are_not_one_token_over_and_over():
+    """As logits would give that are NaN, or the same whatever the token."""
+    data = json.loads(fullsize.RECORDED.read_text("utf-8"))
+    for name, arm in data["arms"].items():
+        for cell in arm["contexts"].values():
+            assert min(cell["distinct"]) > 0.9 * cell["tokens"], name

@@ -50,7 +50,8 @@ def test_real_failures(name: str, kind: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cpu-nextn", "cpu-nospec", "h200-humming", "h200-humming-fp8-head"]
+    "name",
+    ["cpu-nextn", "cpu-nospec", "h200-humming", "h200-humming-fp8-head", "h200-humming-fp8-nextn"],
 )
 def test_a_healthy_log_is_not_diagnosed(name: str) -> None:
     healthy = [line for line in lines_of(name) if "crashed with exit code" not in line]
