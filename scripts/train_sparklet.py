@@ -75,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision("high")
+        if args.device == "cpu":
+            training.keep_memory()
         run = training.Run(args.run, settings, args.device)
         if run.resume():
             print(f"continuing at step {run.step}", flush=True)

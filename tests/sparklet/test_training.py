@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 import pytest
@@ -165,3 +166,23 @@ def test_generate_matches_plain_argmax(small, tok):
         for _ in range(6):
             ids.append(int(model.logits(model(torch.tensor([ids]))[:, -1]).argmax()))
     assert text.ids == ids
+
+
+def test_muon_s_iteration_is_the_published_one():
+    """Against its formula in float64, for one matrix, wide or tall, and for stacks of them."""
+    torch.manual_seed(0)
+    g = torch.randn(2, 3, 32, 48)
+    want = g.double() / g.double().norm(dim=(-2, -1), keepdim=True)
+    for _ in range(5):
+        a = want @ want.mT
+        want = 3.4445 * want + (-4.7750 * a + 2.0315 * (a @ a)) @ want
+    got = training.orthogonal(g)
+    assert got.shape == g.shape and (got - want).abs().max() < 0.05  # BF16
+    assert torch.equal(training.orthogonal(g[0, 0]), got[0, 0])
+    assert torch.equal(training.orthogonal(g.mT.contiguous()), got.mT)
+    values = torch.linalg.svdvals(got)
+    assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_memory_is_kept_where_glibc_can_be_asked():
+    assert training.keep_memory() is (platform.libc_ver()[0] == "glibc")
