@@ -193,3 +193,16 @@ def test_an_ended_call_leaves_no_server(calls):
 def test_an_unknown_arm_is_named(calls):
     wrong = calls.run("--arms", "humming")
     assert wrong.returncode == 2 and "no such arm: humming" in wrong.stderr
+
+
+def test_the_librarys_record_is_this_short_form_of_the_whole_one(script):
+    """tests/data/h200/full-size.json is what the GPU machine sent back, its logs read again."""
+    raw = json.loads((ROOT / "tests" / "data" / "h200" / "full-size.json").read_text())
+    kept = json.loads((ROOT / "lib" / "sparkling" / "facts" / "h200-full-size.json").read_text())
+    assert script.compact(raw, kept["conditions"], {}) == kept
+    slow = dict.fromkeys(kept["unmeasured"], False)
+    assert {name: raw["arms"][name]["complete"] for name in slow} == slow
+    # The server's own clock says the same as ours: no time was lost between the two.
+    for arm in raw["arms"].values():
+        for row in arm.get("runs", []):
+            assert row["ms"] == pytest.approx(row["server_ms"], rel=1e-3)
