@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def _shapes(args: argparse.Namespace) -> int:
-    from sparkling import lane, shapes, shapes_live, show_shapes
+    from sparkling import lane, shapes, shapes_live, show_shapes, show_shapes_more
     from sparkling.errors import UsageError
 
     if args.measure and args.record:
@@ -34,8 +34,10 @@ def _shapes(args: argparse.Namespace) -> int:
             for part in shapes.PARTS
             if any((c.backend, c.part) == (backend, part) for c in found.experts)
         ),
-        show_shapes.consistency(found),
+        show_shapes_more.consistency(found),
     ]
+    if len(found.expert_bytes) > 1:
+        views.append(show_shapes_more.backends(found))
     print("\n\n".join(map(str, views)))
     return 1 if args.measure and found.missing else 0
 

@@ -14,7 +14,6 @@ call's tokens chose, counted on the routes that were timed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from sparkling import stats, traffic
+from sparkling.checked import Wrong, count_of, list_of, number_of, table_of, text_of
 from sparkling.costmodel import Range
 from sparkling.errors import UsageError
 
@@ -31,6 +31,8 @@ RECORDED = Path(__file__).parent / "facts" / "h200-kernel-shapes.json"
 ROUTINGS = ("random", "repeated")
 PARTS = ("layer", "products")
 LEAST = 3  # samples
+ROUNDING = 0.02
+"""Relative distance from float32 up to which an output of the experts is called rounded."""
 EQUAL = 0.02
 """Costs that differ by less are called equal (our choice of a word)."""
 
@@ -109,6 +111,7 @@ class Record:
     expert_bytes: Mapping[str, float]  # as stored, by backend
     expert_errors: Mapping[str, float]  # distance from float32, by backend
     missing: tuple[str, ...]
+    remarks: tuple[str, ...] = ()  # what was found about the record after the run
 
     def moved(self, case: HeadCase | ExpertCase) -> float:
         """Bytes of weights that a call of this case must read."""
@@ -198,148 +201,115 @@ def read(path: Path | str) -> Record:
         raise UsageError(f"{path} is not JSON, so it is no record of the kernels.") from None
     try:
         return of(data)
-    except _Wrong as wrong:
+    except Wrong as wrong:
         raise UsageError(
             f"{path} is no usable record of the kernels: {wrong}; measure again with "
             "`sparkling shapes --measure`."
         ) from None
 
 
-class _Wrong(Exception):
-    """What is wrong with a record, as a clause."""
-
-
 def of(data: Any) -> Record:
-    """A record from its JSON; raises `_Wrong`. Cases that failed are named in `Record.missing`."""
-    top = _table(data, "it")
+    """A record from its JSON; raises `Wrong`. Cases that failed are named in `Record.missing`."""
+    top = table_of(data, "it")
     if top.get("schema") != SCHEMA:
-        raise _Wrong(f"its schema is {top.get('schema')!r} and {SCHEMA!r} is known")
-    band = _table(top.get("bandwidth"), "bandwidth")
-    facts = _table(top.get("device"), "device")
-    shape = _table(top.get("expert_shape", {}), "expert_shape")
-    sizes = _table(top.get("head_shape", {"vocab": 1, "hidden": 1}), "head_shape")
-    backends = _table(top.get("backends", {}), "backends")
+        raise Wrong(f"its schema is {top.get('schema')!r} and {SCHEMA!r} is known")
+    band = table_of(top.get("bandwidth"), "bandwidth")
+    facts = table_of(top.get("device"), "device")
+    shape = table_of(top.get("expert_shape", {}), "expert_shape")
+    sizes = table_of(top.get("head_shape", {"vocab": 1, "hidden": 1}), "head_shape")
+    backends = table_of(top.get("backends", {}), "backends")
     missing = [
-        _text(_table(one, "failed").get("reason"), "failed.reason")
-        for one in _list(top.get("failed"), "failed")
+        f"{text_of(one.get('part'), 'failed.part')}: {text_of(one.get('reason'), 'failed.reason')}"
+        for one in (table_of(row, "failed") for row in list_of(top.get("failed"), "failed"))
     ]
     if top.get("stopped"):
-        missing.append(_text(top["stopped"], "stopped"))
+        missing.append(text_of(top["stopped"], "stopped"))
     readers = {
-        name: _times(_table(way, f"bandwidth.ways.{name}"), f"bandwidth.ways.{name}")
-        for name, way in _table(band.get("ways"), "bandwidth.ways").items()
-        if "error" not in _table(way, f"bandwidth.ways.{name}")
+        name: _times(table_of(way, f"bandwidth.ways.{name}"), f"bandwidth.ways.{name}")
+        for name, way in table_of(band.get("ways"), "bandwidth.ways").items()
+        if "error" not in table_of(way, f"bandwidth.ways.{name}")
     }
     experts = tuple(
-        _expert(_table(case, f"experts[{i}]"), f"experts[{i}]", backends)
-        for i, case in enumerate(_list(top.get("experts", []), "experts"))
-        if "error" not in _table(case, f"experts[{i}]")
+        _expert(table_of(case, f"experts[{i}]"), f"experts[{i}]", backends)
+        for i, case in enumerate(list_of(top.get("experts", []), "experts"))
+        if "error" not in table_of(case, f"experts[{i}]")
     )
     if experts and not shape:
-        raise _Wrong("expert_shape is missing")
+        raise Wrong("expert_shape is missing")
     return Record(
-        device=_text(facts.get("name"), "device.name"),
+        device=text_of(facts.get("name"), "device.name"),
         facts=facts,
-        taken=_text(top.get("taken"), "taken"),
-        command=_text(top.get("command"), "command"),
-        versions=_table(top.get("versions"), "versions"),
-        clocks=_table(top.get("clocks", {}), "clocks"),
-        limit=_number(band.get("bytes_s"), "bandwidth.bytes_s"),
-        reader=_text(band.get("best"), "bandwidth.best"),
+        taken=text_of(top.get("taken"), "taken"),
+        command=text_of(top.get("command"), "command"),
+        versions=table_of(top.get("versions"), "versions"),
+        clocks=table_of(top.get("clocks", {}), "clocks"),
+        limit=number_of(band.get("bytes_s"), "bandwidth.bytes_s"),
+        reader=text_of(band.get("best"), "bandwidth.best"),
         readers=readers,
-        read_bytes=_count(band.get("bytes"), "bandwidth.bytes"),
+        read_bytes=count_of(band.get("bytes"), "bandwidth.bytes"),
         head=tuple(
-            _head(_table(case, f"head[{i}]"), f"head[{i}]")
-            for i, case in enumerate(_list(top.get("head", []), "head"))
-            if "error" not in _table(case, f"head[{i}]")
+            _head(table_of(case, f"head[{i}]"), f"head[{i}]")
+            for i, case in enumerate(list_of(top.get("head", []), "head"))
+            if "error" not in table_of(case, f"head[{i}]")
         ),
         head_shape=(
-            _count(sizes.get("vocab"), "head_shape.vocab"),
-            _count(sizes.get("hidden"), "head_shape.hidden"),
+            count_of(sizes.get("vocab"), "head_shape.vocab"),
+            count_of(sizes.get("hidden"), "head_shape.hidden"),
         ),
         experts=experts,
-        experts_of=_count(shape.get("experts", 1), "expert_shape.experts"),
-        top_k=_count(shape.get("top_k", 1), "expert_shape.top_k"),
+        experts_of=count_of(shape.get("experts", 1), "expert_shape.experts"),
+        top_k=count_of(shape.get("top_k", 1), "expert_shape.top_k"),
         expert_bytes=_numbers(backends, "expert_bytes_stored"),
         expert_errors=_numbers(backends, "relative_error"),
         missing=tuple(missing),
+        remarks=tuple(
+            text_of(one, "remarks") for one in list_of(top.get("remarks", []), "remarks")
+        ),
     )
 
 
 def _head(case: dict[str, Any], where: str) -> HeadCase:
     return HeadCase(
-        _text(case.get("format"), f"{where}.format"),
-        _count(case.get("rows"), f"{where}.rows"),
-        _text(case.get("kernel"), f"{where}.kernel"),
-        _count(case.get("bytes"), f"{where}.bytes"),
-        _number(case.get("relative_error"), f"{where}.relative_error", least=0.0),
+        text_of(case.get("format"), f"{where}.format"),
+        count_of(case.get("rows"), f"{where}.rows"),
+        text_of(case.get("kernel"), f"{where}.kernel"),
+        count_of(case.get("bytes"), f"{where}.bytes"),
+        number_of(case.get("relative_error"), f"{where}.relative_error", least=0.0),
         _times(case, where),
     )
 
 
 def _expert(case: dict[str, Any], where: str, backends: Mapping[str, Any]) -> ExpertCase:
-    backend = _text(case.get("backend"), f"{where}.backend")
+    backend = text_of(case.get("backend"), f"{where}.backend")
     if backend not in backends:
-        raise _Wrong(f"{where}.backend is {backend!r}, of which backends says nothing")
+        raise Wrong(f"{where}.backend is {backend!r}, of which backends says nothing")
     for key, known in (("routing", ROUTINGS), ("part", PARTS)):
         if case.get(key) not in known:
-            raise _Wrong(f"{where}.{key} is {case.get(key)!r} and not {' or '.join(known)}")
-    unions = [_number(u, f"{where}.union") for u in _list(case.get("union"), f"{where}.union")]
+            raise Wrong(f"{where}.{key} is {case.get(key)!r} and not {' or '.join(known)}")
+    unions = [number_of(u, f"{where}.union") for u in list_of(case.get("union"), f"{where}.union")]
     times = _times(case, where)
     if len(unions) != times.n:
-        raise _Wrong(f"{where} has {times.n} times and {len(unions)} unions")
+        raise Wrong(f"{where} has {times.n} times and {len(unions)} unions")
     span = (
-        _count(case.get("union_least"), f"{where}.union_least"),
-        _count(case.get("union_most"), f"{where}.union_most"),
+        count_of(case.get("union_least"), f"{where}.union_least"),
+        count_of(case.get("union_most"), f"{where}.union_most"),
     )
-    tokens = _count(case.get("tokens"), f"{where}.tokens")
+    tokens = count_of(case.get("tokens"), f"{where}.tokens")
     mean = sum(unions) / len(unions)
     return ExpertCase(backend, tokens, case["routing"], case["part"], mean, span, times)
 
 
 def _times(case: dict[str, Any], where: str) -> Times:
-    us = [_number(v, f"{where}.us") for v in _list(case.get("us"), f"{where}.us")]
+    us = [number_of(v, f"{where}.us") for v in list_of(case.get("us"), f"{where}.us")]
     if len(us) < LEAST:
-        raise _Wrong(f"{where}.us has {len(us)} samples and {LEAST} are needed")
-    return Times(tuple(us), _count(case.get("calls"), f"{where}.calls"), bool(case.get("graph")))
+        raise Wrong(f"{where}.us has {len(us)} samples and {LEAST} are needed")
+    return Times(tuple(us), count_of(case.get("calls"), f"{where}.calls"), bool(case.get("graph")))
 
 
 def _numbers(backends: Mapping[str, Any], key: str) -> dict[str, float]:
     return {
-        name: _number(_table(b, f"backends.{name}").get(key), f"backends.{name}.{key}", least=0.0)
+        name: number_of(
+            table_of(b, f"backends.{name}").get(key), f"backends.{name}.{key}", least=0.0
+        )
         for name, b in backends.items()
     }
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _Wrong(f"{where} is {'missing' if value is None else 'no table'}")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _Wrong(f"{where} is {'missing' if value is None else 'no list'}")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Wrong(f"{where} is {'missing' if value is None else 'no text'}")
-    return value
-
-
-def _number(value: Any, where: str, *, least: float | None = None) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or (value <= 0 if least is None else value < least):
-        raise _Wrong(
-            f"{where} is {'missing' if value is None else f'not a number that can be: {value!r}'}"
-        )
-    return float(value)
-
-
-def _count(value: Any, where: str) -> int:
-    number = _number(value, where)
-    if number != int(number):
-        raise _Wrong(f"{where} is {value!r} and must be a whole number")
-    return int(number)

@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from sparkling import shapes, shapes_round
+from sparkling import shapes
 from sparkling.errors import UsageError
 from sparkling.shapes import ExpertCase, HeadCase, Record
 from sparkling.show import View, note, table
@@ -35,7 +35,8 @@ def where(record: Record, *, live: bool) -> View:
         {"": "clocks", "what": _clocks(record)},
         {"": "command", "what": record.command},
     ]
-    rows += [{"": "not measured", "what": reason} for reason in record.missing]
+    rows += [{"": "failed", "what": reason} for reason in record.missing]
+    rows += [{"": "remark", "what": remark} for remark in record.remarks]
     title = f"Kernels alone on {record.device}"
     if not live:
         title = f"Recorded on {record.device}, not on this machine"
@@ -140,12 +141,13 @@ def experts(record: Record, *, part: str = "layer", backend: str = "humming") ->
         }
         for case in cases
     ]
-    error = record.expert_errors.get(backend)
+    error = record.expert_errors[backend]
+    doubt = "" if error < shapes.ROUNDING else ", which is more than rounding: see the remark"
     caption = (
         f"{_TIMES} of {cases[0].times.calls} calls, each with its own route and layer. Union: "
         "experts read, mean and span over the calls timed. Cost: in times of one token, 95 % interval "
         f"from resampled replays. MB: the union's weights and scales. One token's output is "
-        f"{error:.2g} away from float32.{_launches(cases)}"
+        f"{error:.2g} away from float32{doubt}.{_launches(cases)}"
     )
     title = f"{backend.capitalize()}, {what}: {record.experts_of} experts, top {record.top_k}"
     return table(rows, title=title, caption=caption, width=_WIDE)
@@ -177,66 +179,6 @@ def experts_picture(record: Record, *, backend: str = "humming") -> View:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     title = f"Routed experts on {record.device}, {backend}"
     return _view(figure, title, experts(record, backend=backend).text)
-
-
-def consistency(record: Record, *, backend: str = "humming") -> View:
-    """Measured cost of several tokens beside what the cost model says from bytes."""
-    rows = []
-    for case in record.experts:
-        cost, span = record.cost(case), record.predicted(case)
-        if case.tokens == 1 or case.backend != backend or cost is None or span is None:
-            continue
-        rows.append(
-            {
-                "tokens": str(case.tokens),
-                "routing": case.routing,
-                "of": "the layer" if case.part == "layer" else "the products",
-                "predicted cost": span.text(),
-                "measured cost": cost.text(2),
-                "verdict": shapes.verdict(cost, span),
-            }
-        )
-    if not rows:
-        return note(f"This record holds no measurement of {backend} to compare with the model.")
-    caption = (
-        "In times of one token. Predicted from bytes alone: lower end, only the added experts count, read at "
-        "the limit; upper end, all time is proportional to bytes. The model expects the union of "
-        "independent choices for random routing and the top k for repeated. Within: to 2 %."
-    )
-    return table(rows, title="The cost model against these kernels", caption=caption)
-
-
-def of_a_round(record: Record, full: Any) -> View:
-    """What these kernels explain of a round in the whole server; a sentence where they are of another
-    device. full: `fullsize.Record`."""
-    found = shapes_round.accounts(record, full)
-    if not found:
-        return note(
-            f"The full-size servers were recorded on another device than {record.device}, so their rounds "
-            "are not compared with these kernels."
-        )
-    rows = [
-        {
-            "head": one.head,
-            "context": f"{one.context:,}",
-            "step": one.step,
-            "round": one.round,
-            "n": one.n,
-            "added": one.added,
-            "target's experts": f"{one.experts:.2f}",
-            "draft's experts": f"{one.draft_experts:.2f}",
-            "LM heads": f"{one.heads:.2f}",
-            "rest": f"{one.rest:.2f}, {100 * one.rest / one.added:.0f} %",
-        }
-        for one in found
-    ]
-    caption = (
-        "Milliseconds, medians; n requests an arm of the server's record. Added: round less step. The next "
-        "three follow from the kernels timed alone: random routing, four tokens verified, three drafts. "
-        "Rest: attention over four positions, the NEXTN layer's own, small kernels, gaps; not measured "
-        "apart."
-    )
-    return table(rows, title="What of a round these kernels explain", caption=caption)
 
 
 # -- pieces --------------------------------------------------------------------------------------

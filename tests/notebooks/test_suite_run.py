@@ -29,6 +29,7 @@ NOTEBOOKS = (
     "80_live_evaluation",
     "90_serve",
     "appendix_cost_model",
+    "appendix_kernel_shapes",
 )
 STARTED = ("00_start_here", "40_baseline", "60_fp8_lm_head", "70_nextn", "90_serve")
 KEY = re.compile(rb"sk-[0-9a-f]{48}")

@@ -10,7 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import cli, fullsize, shapes, shapes_live, shapes_round, show_shapes
+from sparkling import (
+    cli,
+    fullsize,
+    shapes,
+    shapes_live,
+    shapes_round,
+    show_shapes,
+    show_shapes_more,
+)
 from sparkling.costmodel import Range
 from sparkling.errors import SparklingError, UsageError
 from sparkling.stats import Interval
@@ -149,7 +157,7 @@ def test_what_failed_is_named_and_left_out(tmp_path):
         d["stopped"] = "stopped at the limit of 9 s"
 
     found = shapes.read(made(tmp_path, change))
-    assert found.missing == ("8 tokens: no kernel", "stopped at the limit of 9 s")
+    assert found.missing == ("humming: 8 tokens: no kernel", "stopped at the limit of 9 s")
     assert found.expert_case(8) is None and set(found.readers) == {"fast", "slow"}
 
 
@@ -210,7 +218,7 @@ def test_tables_carry_n_spread_and_definitions(record):
     assert "no measurement" in str(show_shapes.experts(record, part="products"))
     limit = show_shapes.limit(record).html
     assert limit.index("<td>fast") < limit.index("<td>slow") and "4,000.00" in limit
-    agree = show_shapes.consistency(record).html
+    agree = show_shapes_more.consistency(record).html
     assert "within" in agree and "1.46 to 3.91" in agree
 
 
@@ -242,9 +250,9 @@ def test_a_round_is_accounted_for_on_the_same_device_only(tmp_path):
     assert one.draft_experts == pytest.approx(0.100 + 2 * 0.040)
     assert one.heads == pytest.approx(0.220 - 0.210 + 3 * 0.210)
     assert one.rest == pytest.approx(4.0 - 2.4 - 0.18 - 0.64)
-    assert "<td>0.78, " in show_shapes.of_a_round(found, full()).html
+    assert "<td>0.78, " in show_shapes_more.of_a_round(found, full()).html
     assert shapes_round.accounts(found, full("spark")) == []
-    assert "another device" in str(show_shapes.of_a_round(found, full("spark")))
+    assert "another device" in str(show_shapes_more.of_a_round(found, full("spark")))
 
 
 def test_recorded_elsewhere_is_never_shown_as_measured_here(record):
@@ -267,7 +275,7 @@ def test_an_empty_record_shows_sentences(tmp_path):
     found = shapes.read(made(tmp_path, change))
     for view in (show_shapes.head_picture(found), show_shapes.experts_picture(found)):
         assert view.png is None and "no measurement" in str(view)
-    assert "no measurement" in str(show_shapes.consistency(found))
+    assert "no measurement" in str(show_shapes_more.consistency(found))
 
 
 # -- measured here ---------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class Humming:
     """SGLang's Humming runner on such a layer (moe_runner/humming.py, indexed GEMM)."""
 
     name = "humming"
+    scaled_weights = False
 
     def __init__(self, shape: ExpertShape) -> None:
         from sglang.srt.layers.moe.moe_runner import humming as runner
@@ -151,9 +152,14 @@ class Humming:
 
 
 class Marlin:
-    """SGLang's Marlin runner on such a layer (moe_runner/marlin.py); compiles for minutes once."""
+    """SGLang's Marlin runner on such a layer (moe_runner/marlin.py); compiles for minutes once.
+
+    For MXFP4 it leaves the routed scaling factor to the router, whose weights then carry it
+    (`fuse_routed_scaling_factor_in_topk` of SGLang's method).
+    """
 
     name = "marlin"
+    scaled_weights = True
 
     def __init__(self, shape: ExpertShape) -> None:
         from sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe import fused_marlin_moe

@@ -70,9 +70,14 @@ class Bench:
             backend.prepare(layer)
             self.layers.append(layer)
         ids = torch.arange(shape.top_k, dtype=torch.int32, device=device).unsqueeze(0)
-        got = backend.run(self.layers[0], x, ids, even)[0].float()
+        got = backend.run(self.layers[0], x, ids, even * self.weight_scale)[0].float()
         self.relative_error = float((got - exact).norm() / exact.norm())
         self.setup_s = time.monotonic() - began
+
+    @property
+    def weight_scale(self) -> float:
+        """What the router's weights carry: the routed scaling factor where the backend wants it."""
+        return self.shape.scaling if self.backend.scaled_weights else 1.0
 
     @property
     def right(self) -> bool:
@@ -102,7 +107,8 @@ class Bench:
             torch.bfloat16
         )
         ids = torch.zeros(calls, tokens, shape.top_k, dtype=torch.int32, device=self.device)
-        weights = torch.full((calls, tokens, shape.top_k), 1 / shape.top_k, device=self.device)
+        weight = self.weight_scale / shape.top_k
+        weights = torch.full((calls, tokens, shape.top_k), weight, device=self.device)
         counted: list[list[int]] = []
 
         def refill(_: int) -> None:
