@@ -82,8 +82,8 @@ class Limits:
 def candidates(hidden: int, groups: int, limits: Limits) -> list[Config]:
     """The configurations to try for ``8 * groups`` tokens; none if the shape does not suit.
 
-    Found best on an H200 at 157,184 x 2,560: 20 warps in one block on each multiprocessor and a
-    prefetch of 128 bytes (tests/data/h200/lm-head.json).
+    On an H200 at 157,184 x 2,560 the widths differ little and a prefetch of 128 bytes matters
+    (tests/data/h200/lm-head.json); fetching by cp.async or bulk copies was slower there.
     """
     segments, rest = divmod(hidden, 64)
     if rest:
