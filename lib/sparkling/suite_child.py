@@ -40,6 +40,9 @@ def first_line(source: str) -> str:
 
 def run(job: dict[str, Any]) -> int:
     """Execute the job's notebook; the exit code is 0 only if every cell truly ran."""
+    # nbformat checks notebooks with jsonschema, which builds a grammar of URIs out of this package while
+    # it is imported: over a second for each notebook, for formats that a notebook does not have.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
     from papermill.engines import NBClientEngine, papermill_engines
     from papermill.exceptions import PapermillExecutionError
