@@ -205,3 +205,19 @@ def test_outputs_of_the_record_are_not_one_token_over_and_over():
     for name, arm in data["arms"].items():
         for cell in arm["contexts"].values():
             assert min(cell["distinct"]) > 0.9 * cell["tokens"], name
+
+
+def test_the_design_quotes_the_record(root):
+    text = (root / "docs" / "design.md").read_text("utf-8")
+    record = fullsize.recorded()
+    for head, mode in product(fullsize.HEADS, fullsize.MODES):
+        for cell in record.arms[fullsize.arm_name("humming", head, mode)].cells.values():
+            assert f"| {cell.text().partition(' (')[0]} |" in text
+    for saving in record.savings():
+        assert f"| {saving.share.text().partition(' (')[0]} |" in text
+    factors = [
+        record.factor(against, name, context).value
+        for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain"))
+        for context in record.contexts
+    ]
+    assert f"{min(factors):.3f} to\n{max(factors):.3f}" in text
