@@ -108,6 +108,7 @@ def _head_status(f: Findings, on: bool, facts: LogFacts | None, status: Info, *,
     else:
         before, after = head.get("bytes_before"), head.get("bytes_after")
         size = f", {before / 1e6:.2f} → {after / 1e6:.2f} MB" if before and after else ""
+        size += f", kernel {head['kernel']}" if on and head.get("kernel") else ""
         cause = f"the head was left in {dtype}" if on else f"the head is in {dtype}"
         f.add("status", want, f"{dtype}{size}", ("float8" in str(dtype)) == on, cause, READ_LOG)
 

@@ -675,3 +675,15 @@ def test_hummings_kernels_are_told_and_prove_it_only_where_some_were_asked_for()
     assert told(True) == [("0 compiled in 0.0 s, 0 from the cache", None)]
     assert told(False, cached=2) == [("0 compiled in 0.0 s, 2 from the cache", False)]
     assert told(False) == []
+
+
+def test_the_heads_kernel_is_told_beside_its_bytes():
+    head = {"dtype": "float8_e4m3fn", "bytes_before": 805e6, "bytes_after": 403e6}
+    for kernel, end in (
+        ("sparkling-cuda", "403.00 MB, kernel sparkling-cuda"),
+        (None, "403.00 MB"),
+    ):
+        status = {"head": {**head, "kernel": kernel}, "draft": None}
+        found = verdict("fp8-head", True, *change("fp8-head", status=status)).evidence
+        (told,) = (e.found for e in found if e.wanted == "head dtype float8_e4m3fn")
+        assert told.endswith(end)

@@ -154,7 +154,7 @@ def quantize_head(head: Any, *, count: bool = False) -> tuple[int, int]:
         )
     before = weight.numel() * weight.element_size()
     q, scale = quantize_rows(weight)
-    del head.weight
+    del head.weight, weight  # gone before the kernel is chosen, which takes memory, too
     head.weight = torch.nn.Parameter(q, requires_grad=False)
     head.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
     head.quant_method = Fp8HeadMethod(q, scale, count=count)
