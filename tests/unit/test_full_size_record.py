@@ -167,12 +167,14 @@ def test_a_server_that_ends_is_a_result_and_does_not_end_the_queue(calls):
 
 
 def test_a_slow_start_is_no_result(calls):
+    """A later start has twice --arm-s; the first one, which may compile kernels, has --first-s."""
     slow = calls.run(
-        "--arms", "stock,clamp-off", "--first-s", "2", FAKE_HANG="SPARKLING_SWIGLU_CLAMP=0"
+        "--arms", "stock,clamp-off", "--arm-s", "1", FAKE_HANG="SPARKLING_SWIGLU_CLAMP=0"
     )
     assert slow.returncode == 1
     assert "left: ['clamp-off']" in slow.stdout
-    assert calls.found()["arms"]["stock"]["complete"]
+    found = calls.found()["arms"]
+    assert found["stock"]["complete"] and "not ready within 2 s" in found["clamp-off"]["error"]
     assert not calls.alive()
 
 
