@@ -36,6 +36,7 @@ HEAVY = (
     "tests/notebooks/test_nbval.py",
     "tests/notebooks/test_weights_spark.py",
     "tests/notebooks/test_appendix_cost_model.py",
+    "tests/notebooks/test_appendix_kernel_shapes.py",
 )
 ALONE = (
     "tests/unit/test_client_rate.py",  # rates to 1 %
