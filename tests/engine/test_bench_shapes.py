@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,3 +213,100 @@ def test_a_folder_that_is_not_there_exits_2(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         bench_shapes.main(["--out", str(tmp_path / "no" / "x.json")])
     assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
+
+
+# -- what it calls in SGLang -----------------------------------------------------------------------
+
+# Humming is not installed beside a CPU build of SGLang, so the sources are read, not imported.
+CALLED = {
+    "layers/moe/moe_runner/humming.py": {
+        "HummingRunnerInput": ("hidden_states", "topk_weights", "topk_ids", "gemm_type"),
+        "HummingMoeQuantInfo": ("layer",),
+        "HummingRunnerCore.run": ("runner_input", "quant_info", "running_state"),
+        "HummingRunnerCore._prepare_indexed_gemm_kwargs": ("topk_ids",),
+        "get_standard_humming_moe_gemm_type": (),
+    },
+    "layers/quantization/humming_utils.py": {
+        "prepare_humming_moe_layer": ("layer", "quant_config"),
+    },
+    "layers/moe/moe_runner/base.py": {
+        "MoeRunnerConfig": (
+            "num_experts",
+            "num_local_experts",
+            "hidden_size",
+            "intermediate_size_per_partition",
+            "top_k",
+            "params_dtype",
+            "activation",
+            "routed_scaling_factor",
+        ),
+    },
+    "layers/moe/fused_moe_triton/fused_marlin_moe.py": {
+        "fused_marlin_moe": (
+            *("hidden_states", "w1", "w2", "w1_scale", "w2_scale", "gating_output"),
+            *("topk_weights", "topk_ids", "workspace", "num_bits", "is_k_full", "inplace"),
+            "routed_scaling_factor",
+        ),
+    },
+    "layers/quantization/marlin_utils.py": {
+        "marlin_make_workspace": ("device", "max_blocks_per_sm"),
+    },
+    "layers/quantization/marlin_utils_fp4.py": {
+        "prepare_moe_mxfp4_layer_for_marlin": ("layer",),
+    },
+}
+
+
+def names_of(tree: ast.Module) -> dict[str, set[str]]:
+    """Function or class (`Class.method` too) -> its parameters or annotated fields."""
+    found: dict[str, set[str]] = {}
+
+    def visit(body: list[ast.stmt], prefix: str = "") -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                found[prefix + node.name] = {one.arg for one in given}
+            elif isinstance(node, ast.ClassDef):
+                fields = [f.target for f in node.body if isinstance(f, ast.AnnAssign)]
+                found[node.name] = {f.id for f in fields if isinstance(f, ast.Name)}
+                visit(node.body, f"{node.name}.")
+
+    visit(tree.body)
+    return found
+
+
+@pytest.mark.parametrize("file", CALLED)
+def test_the_installed_sglang_has_what_the_benchmark_calls(file):
+    spec = importlib.util.find_spec("sglang")
+    source = Path(next(iter(spec.submodule_search_locations))) / "srt" / file
+    found = names_of(ast.parse(source.read_text("utf-8")))
+    for name, needed in CALLED[file].items():
+        assert name in found, f"{file} has no {name}"
+        assert set(needed) <= found[name], f"{name} lacks {set(needed) - found[name]}"
+
+
+def test_the_marlin_method_still_leaves_the_scaling_to_the_router():
+    spec = importlib.util.find_spec("sglang")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "srt/layers/quantization"
+    tree = ast.parse((folder / "mxfp4_marlin_moe.py").read_text("utf-8"))
+    method = next(n for n in tree.body if getattr(n, "name", "") == "Mxfp4MarlinMoEMethod")
+    values = {
+        target.id: node.value.value
+        for node in method.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert values["fuse_routed_scaling_factor_in_topk"] is shapes_backends.Marlin.scaled_weights
+
+
+def test_what_is_called_is_what_is_listed():
+    """The list above names every parameter that the backends pass by name."""
+    passed = {
+        word.arg
+        for node in ast.walk(ast.parse(inspect.getsource(shapes_backends)))
+        if isinstance(node, ast.Call) and "self._" in ast.unparse(node.func)
+        for word in node.keywords
+    }
+    listed = {name for file in CALLED.values() for names in file.values() for name in names}
+    assert {"routed_scaling_factor", "topk_ids", "max_blocks_per_sm"} <= passed <= listed
