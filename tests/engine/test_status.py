@@ -225,3 +225,14 @@ def test_versions_are_those_of_the_kernels_packages(monkeypatch):
     found = status.versions()
     assert found["humming-kernels"] == "humming-kernels-1" and "triton" not in found
     assert set(found) == set(status.KERNEL_PACKAGES) - {"triton"}
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "writes"), [(0, None, True), (0, 0, True), (1, None, False), (0, 1, False)]
+)
+def test_one_file_has_one_writer(engine_context, monkeypatch, tp, dp, writes):
+    from sglang.srt import runtime_context
+
+    here = SimpleNamespace(tp_rank=tp, dp_rank=dp)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: here)
+    assert status.first() is writes

@@ -172,11 +172,13 @@ def test_the_fp8_head_is_live(done):
     shown = done.text("60_fp8_lm_head")
     assert "fp8-head  on        ✓ live" in shown
     assert "float8_e4m3fn" in shown
+    assert "FP8 heads against the BF16 head" in shown and "block-128" in shown
 
 
 def test_the_draft_contributes(done):
     shown = done.text("70_nextn")
     assert "nextn     on        ✓ live" in shown
+    assert "addmm_cuda" in shown and "without its scales and method" in " ".join(shown.split())
     rows = [json.loads(r) for r in (done.dir / "70_nextn/rows.jsonl").read_text().splitlines()]
     by_text = {}
     for row in rows:

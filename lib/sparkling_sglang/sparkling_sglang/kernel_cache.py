@@ -90,10 +90,8 @@ def _loading(runner: Any) -> None:
     """Before ``ModelRunner.load_model``, where Humming prepares its layers."""
     if getattr(runner.server_args, "moe_runner_backend", None) != BACKEND or not status.current:
         return
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank > 0:
-        return  # one file, one writer
+    if not status.first():
+        return
     try:
         from humming.jit.compiler import Compiler
     except ImportError:

@@ -171,7 +171,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
             "sglang.srt.managers.scheduler.Scheduler.process_batch_result", "self batch result"
         ),
         _function("sglang.srt.runtime_context.get_parallel"),
-        Need("sglang.srt.runtime_context", mentions=("tp_rank",)),
+        Need("sglang.srt.runtime_context", mentions=("tp_rank", "dp_rank")),
         *_LIMITS,
     ),
     "cpu-engine": (

@@ -226,15 +226,21 @@ def start(patches: Patches, wanted: Switches) -> None:
     )
 
 
+def first() -> bool:
+    """Whether this is the process that keeps the file: the first rank of the first replica."""
+    from sglang.srt.runtime_context import get_parallel
+
+    here = get_parallel()
+    return not (here.tp_rank or here.dp_rank)
+
+
 def _loaded(_result: Any, runner: Any) -> None:
     """After ``ModelRunner.load_model``: the device, and what head the target has now.
 
     Runs after the hook that quantizes the head, because that one is registered first.
     """
     global current
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank > 0:
+    if not first():
         current = None  # one file, one writer
     if current is None or runner.is_draft_worker:
         return
