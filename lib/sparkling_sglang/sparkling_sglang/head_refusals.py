@@ -5,6 +5,8 @@ when its weights are there (a checkpoint can forbid it, too); and updates of the
 server runs are refused by SGLang itself, which asks every module of the model for
 ``_derived_weight_cache_error`` (0.5.21 and newer). Without that an update would copy BF16 weights
 into the e4m3 parameter: torch casts without a word, the old scales stay, and the logits are noise.
+Memory that is released and resumed (``--enable-memory-saver``) is no danger: the FP8 tensors are made
+after the region that SGLang releases, so they stay where they are.
 """
 
 from __future__ import annotations
