@@ -5,8 +5,9 @@
     scripts/check_sglang.py /path/to/site-packages
 
 Nothing of SGLang is imported or installed. Exit status 0: everything fits; 1: something does not (its
-function or field is named); 2: there is no such SGLang. A version that fits is not yet known: run
-`tests/engine` with it, then add it to `KNOWN_SGLANG` in `lib/sparkling_sglang/sparkling_sglang/plugin.py`.
+function or field is named); 2: there is no such SGLang. A version that fits is not yet known: unpack its
+wheel, run the switches' tests in `tests/engine` with PYTHONPATH set to that folder, then add it to
+`KNOWN_SGLANG` in `lib/sparkling_sglang/sparkling_sglang/plugin.py`.
 """
 
 from __future__ import annotations
