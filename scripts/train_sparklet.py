@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         kind = float if f.type == "float" else int
         train.add_argument(f"--{f.name.replace('_', '-')}", type=kind, default=None)
     train.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    train.add_argument("--parts", type=int, default=0, help="of a batch, on as many cores (2)")
     train.add_argument("--workers", type=int, default=0, help="processes that draw samples")
     train.add_argument("--stop-at", type=int, default=None, help="stop (resumable) after this step")
     train.add_argument("--report", type=float, default=10.0, help="seconds between progress lines")
@@ -75,9 +76,12 @@ def main(argv: list[str] | None = None) -> int:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision("high")
+        parts = 1
         if args.device == "cpu":
             training.keep_memory()
-        run = training.Run(args.run, settings, args.device)
+            parts = max(1, min(args.parts or torch.get_num_threads(), 2))
+            torch.set_num_threads(max(1, torch.get_num_threads() // parts))
+        run = training.Run(args.run, settings, args.device, parts=parts)
         if run.resume():
             print(f"continuing at step {run.step}", flush=True)
         run.train(

@@ -10,6 +10,7 @@ rounding of the stored format when `quantize` is set; `forward` and `drafts` the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from . import kda
 from .config import Config
 from .quantize import fake_fp8, fake_mxfp4, fp8_activation
 
+COUNTING = threading.Lock()  # parts of a batch are computed by threads
 ROWS = 64  # an expert's rows are filled up to a multiple of this when a CPU trains
 
 
@@ -81,6 +83,38 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
 
 
+def short_convolution(window: Tensor, taps: Tensor) -> Tensor:
+    """Causal convolution of each channel, float32. window [B, T + k - 1, C], taps [C, k]."""
+    k = taps.shape[-1]
+    t = window.shape[1] - k + 1
+    return sum(window[:, i : i + t].float() * taps[:, i] for i in range(k))
+
+
+class _ShortConvolution(torch.autograd.Function):
+    """`short_convolution` with a third of its passes over memory, for a CPU."""
+
+    @staticmethod
+    def forward(ctx, window: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(window, taps)
+        k, wide = taps.shape[-1], window.float()
+        t = window.shape[1] - k + 1
+        out = wide[:, :t] * taps[:, 0]
+        for i in range(1, k):
+            out.addcmul_(wide[:, i : i + t], taps[:, i])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        window, taps = ctx.saved_tensors
+        wide, t = window.float(), grad.shape[1]
+        back = torch.zeros_like(wide)
+        each = []
+        for i in range(taps.shape[-1]):
+            back[:, i : i + t].addcmul_(grad, taps[:, i])
+            each.append((grad * wide[:, i : i + t]).sum((0, 1)))
+        return back.to(window.dtype), torch.stack(each, -1)
+
+
 class KDA(nn.Module):
     """Kimi Delta Attention with short convolutions, safe gate and full-rank f and g."""
 
@@ -115,7 +149,8 @@ class KDA(nn.Module):
             used = torch.full((b,), t, device=x.device) if valid is None else valid.sum(1)
             rows = used[:, None] + torch.arange(k - 1, device=x.device)
             cache["conv"] = window.gather(1, rows[..., None].expand(-1, -1, window.shape[-1]))
-        mixed = sum(window[:, i : i + t].float() * taps[:, 0, i] for i in range(k))
+        mix = short_convolution if x.is_cuda else _ShortConvolution.apply
+        mixed = mix(window, taps[:, 0])
         q, key, v = (heads(y) for y in F.silu(mixed).to(x.dtype).float().chunk(3, -1))
         beta = torch.sigmoid(self.b_proj(x).float()).transpose(1, 2)
         f = self.f_proj(x).view(b, t, c.num_attention_heads, c.head_dim)
@@ -240,7 +275,9 @@ class Router(nn.Module):
     @torch.no_grad()
     def count(self, ids: Tensor, valid: Tensor | None) -> None:
         one = self.one_hot(ids).sum(1)
-        self.load += (one if valid is None else one * valid.reshape(-1, 1)).sum(0)
+        one = (one if valid is None else one * valid.reshape(-1, 1)).sum(0)
+        with COUNTING:
+            self.load += one
 
     @torch.no_grad()
     def balance(self, rate: float | Tensor) -> None:

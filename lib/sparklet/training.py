@@ -11,7 +11,9 @@ import json
 import math
 import os
 import time
+from concurrent import futures
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +61,43 @@ class Muon(torch.optim.Optimizer):
     sqrt(larger side) (Moonlight, arXiv 2502.16982), so both share one learning rate.
     """
 
-    def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        params: list[Tensor],
+        lr: float,
+        weight_decay: float,
+        pool: futures.Executor | None = None,
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.pool = pool  # matrices of different shapes at the same time
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            keep = 1 - group["lr"] * group["weight_decay"]
             shapes: dict[tuple[int, ...], list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
                     shapes.setdefault(tuple(p.shape), []).append(p)
-            for shape, params in shapes.items():
-                moved = []
-                for p in params:
-                    m = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                    m.lerp_(p.grad, 0.05)
-                    moved.append(p.grad.lerp(m, 0.95))
-                update = orthogonal(torch.stack(moved))
-                update = update * (group["lr"] * 0.2 * max(shape[-2:]) ** 0.5)
-                for p, u in zip(params, update, strict=True):
-                    p.mul_(keep).sub_(u)
+                    self.state[p].setdefault("momentum", torch.zeros_like(p))
+            if self.pool is None:
+                for params in shapes.values():
+                    self._move(group, params)
+            else:  # the largest first
+                order = sorted(shapes.values(), key=lambda x: -sum(p.numel() for p in x))
+                list(self.pool.map(partial(self._move, group), order))
+
+    @torch.no_grad()
+    def _move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """One step of the parameters of one shape."""
+        moved = []
+        for p in params:
+            m = self.state[p]["momentum"]
+            m.lerp_(p.grad, 0.05)
+            moved.append(p.grad.lerp(m, 0.95))
+        update = orthogonal(torch.stack(moved))
+        update = update * (group["lr"] * 0.2 * max(params[0].shape[-2:]) ** 0.5)
+        keep = 1 - group["lr"] * group["weight_decay"]
+        for p, u in zip(params, update, strict=True):
+            p.mul_(keep).sub_(u)
 
 
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
@@ -101,7 +119,9 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(g.dtype).reshape(g.shape)
 
 
-def optimizers(model: Sparklet, s: Settings) -> list[torch.optim.Optimizer]:
+def optimizers(
+    model: Sparklet, s: Settings, pool: futures.Executor | None = None
+) -> list[torch.optim.Optimizer]:
     """AdamW for embeddings, head, routers and vectors; Muon for the other matrices."""
     matrices, others, plain = [], [], []
     outside = {id(model.word_embeddings.weight), id(model.lm_head.weight)}
@@ -119,25 +139,46 @@ def optimizers(model: Sparklet, s: Settings) -> list[torch.optim.Optimizer]:
     adam = torch.optim.AdamW(
         groups, lr=rate, betas=(0.9, 0.95), capturable=device.type == "cuda", foreach=True
     )
-    return [adam, Muon(matrices, rate, s.decay)] if matrices else [adam]
+    return [adam, Muon(matrices, rate, s.decay, pool)] if matrices else [adam]
+
+
+def _drafted(s: Settings) -> slice:
+    """The rows that also train the draft layer; rows come sorted by length."""
+    return slice(None, None, max(1, round(1 / s.draft_rows)))
+
+
+def totals(s: Settings, weights: Tensor) -> Tensor:
+    """[4]: the weight that each of the four losses is a mean over."""
+    some = weights[_drafted(s)]
+    return torch.stack([weights[:, 1:].sum(), *(some[:, k + 1 :].sum() for k in (1, 2, 3))])
 
 
 def losses(
-    model: Sparklet, s: Settings, ids: Tensor, weights: Tensor, valid: Tensor
+    model: Sparklet,
+    s: Settings,
+    ids: Tensor,
+    weights: Tensor,
+    valid: Tensor,
+    of: Tensor | None = None,
 ) -> list[Tensor]:
-    """Weighted mean cross entropy of the target and of draft steps 1 to 3."""
+    """Weighted mean cross entropy of the target and of draft steps 1 to 3.
+
+    `of`: the totals to divide by, where these rows are a part of a batch.
+    """
+    of = (totals(s, weights) if of is None else of).clamp_min(1.0)
     hidden = model(ids, valid)
-    out = [_cross_entropy(model.logits(hidden[:, :-1]), ids[:, 1:], weights[:, 1:])]
-    some = slice(None, None, max(1, round(1 / s.draft_rows)))  # rows come sorted by length
+    out = [_cross_entropy(model.logits(hidden[:, :-1]), ids[:, 1:], weights[:, 1:]) / of[0]]
+    some = _drafted(s)
     logits = model.drafts(hidden[some], ids[some], valid[some])
     for k, z in enumerate(logits, 1):
-        out.append(_cross_entropy(z[:, : -k - 1], ids[some, k + 1 :], weights[some, k + 1 :]))
+        one = _cross_entropy(z[:, : -k - 1], ids[some, k + 1 :], weights[some, k + 1 :])
+        out.append(one / of[k])
     return out
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     each = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
-    return (each * weight.flatten()).sum() / weight.sum().clamp_min(1.0)
+    return (each * weight.flatten()).sum()
 
 
 def keep_memory() -> bool:
@@ -160,13 +201,22 @@ class Run:
     """One training run in a folder: `state.pt`, `losses.jsonl`, `loss.svg`, `settings.json`."""
 
     def __init__(
-        self, folder: Path, s: Settings, device: str, config: Config | None = None
+        self,
+        folder: Path,
+        s: Settings,
+        device: str,
+        config: Config | None = None,
+        parts: int = 1,
     ) -> None:
+        """`parts`: on a CPU, threads that each compute a part of every batch's rows. Most operations
+        are too small to be shared between threads; give each part one core."""
         self.folder, self.s, self.device = folder, s, torch.device(device)
+        self.parts = parts
+        self.pool = futures.ThreadPoolExecutor(parts) if parts > 1 else None
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(s.seed)
         self.model = Sparklet(config or Config()).to(self.device)
-        self.optimizers = optimizers(self.model, s)
+        self.optimizers = optimizers(self.model, s, self.pool)
         for p in self.model.parameters():
             p.grad = torch.zeros_like(p)
         self.grads = [p.grad for p in self.model.parameters()]
@@ -252,13 +302,40 @@ class Run:
             for p in self.model.parameters():
                 p.grad = None
         self.model.train().prepare(torch.bfloat16, self.quantizing)
-        each = losses(self.model, self.s, *inputs)
-        (each[0] + self.s.draft_weight / 3 * (each[1] + each[2] + each[3])).backward()
+        if self.pool is None:
+            each = losses(self.model, self.s, *inputs)
+            self._total(each).backward()
+        else:
+            each = self._in_parts(inputs)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for o in self.optimizers:
             o.step()
         self.model.balance(balance)
         return torch.stack([x.detach() for x in each])
+
+    def _total(self, each: list[Tensor]) -> Tensor:
+        return each[0] + self.s.draft_weight / 3 * (each[1] + each[2] + each[3])
+
+    def _in_parts(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The losses, and every parameter's gradient, from parts of the rows at the same time.
+
+        Added in the parts' order: the same for the same seed and number of parts.
+        """
+        rows = [[x[i :: self.parts] for x in inputs] for i in range(self.parts)]
+        of = sum(totals(self.s, one[1]) for one in rows)
+        params = list(self.model.parameters())
+
+        def compute(part: list[Tensor]) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+            each = losses(self.model, self.s, *part, of=of)
+            # the parts share the graph from the weights to their rounded copies
+            return each, torch.autograd.grad(self._total(each), params, retain_graph=True)
+
+        made = list(self.pool.map(compute, [one for one in rows if len(one[0])]))
+        for p, *grads in zip(params, *(grads for _, grads in made), strict=True):
+            p.grad = grads[0]
+            for other in grads[1:]:
+                p.grad += other
+        return [sum(x.detach() for x in one) for one in zip(*(e for e, _ in made), strict=True)]
 
     def _replay(self, inputs: list[Tensor]) -> Tensor:
         for o in self.optimizers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sparklet import model
 from sparklet.config import Config
 from sparklet.model import MoE, Router, Sparklet, rotate, swiglu
 
@@ -75,6 +76,20 @@ def test_router_picks_inside_the_best_groups_and_the_bias_only_chooses():
     assert (ids == 3).any(-1).all()
     chosen = score.gather(1, ids)
     assert torch.allclose(w, chosen / chosen.sum(-1, keepdim=True), atol=1e-5)
+
+
+def test_the_cpu_s_convolution_is_the_plain_one():
+    torch.manual_seed(0)
+    window, taps = torch.randn(2, 11, 6), torch.randn(6, 4)
+    for x in (window, taps):
+        x.requires_grad_()
+    ways = (model.short_convolution, model._ShortConvolution.apply)
+    out = [way(window, taps) for way in ways]
+    assert out[0].shape == (2, 8, 6) and torch.allclose(*out, atol=1e-6)
+    weight = torch.randn_like(out[0])
+    grads = [torch.autograd.grad((y * weight).sum(), (window, taps)) for y in out]
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_balance_moves_the_bias_towards_unused_experts():

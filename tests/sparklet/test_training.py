@@ -52,6 +52,25 @@ def test_a_stopped_run_continues_to_the_same_weights(small, run, tmp_path):
         other.resume()
 
 
+def test_parts_on_threads_give_the_same_step(small, tmp_path, monkeypatch_module):
+    """The gradient of a batch is that of its parts, and the same each time."""
+    batch = batches.pool(batches.Plan(1, 1024, 64), 0)[0]
+    made = []
+    for n, name in ((1, "a"), (2, "b"), (2, "c")):
+        one = training.Run(tmp_path / name, SETTINGS, "cpu", small, parts=n)
+        each = one.update(batch)
+        made.append((one, each, {k: p.grad for k, p in one.model.named_parameters()}))
+    (whole, want, grads), (parted, got, mine), (again, _, _) = made
+    assert torch.allclose(want, got, rtol=1e-3)
+    for name, grad in grads.items():  # BF16 sums in another order
+        assert (grad - mine[name]).norm() <= 0.03 * grad.norm() + 1e-6, name
+    for (name, a), (_, b) in zip(
+        parted.model.state_dict().items(), again.model.state_dict().items(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert whole.model.layers[-1].mlp.gate.expert_bias.any()
+
+
 def test_every_weight_gets_a_gradient(small, monkeypatch_module):
     torch.manual_seed(0)
     model = Sparklet(small).train().prepare(torch.bfloat16, True)
