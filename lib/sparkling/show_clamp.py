@@ -187,4 +187,6 @@ def live(nb: Any) -> View:
         return note(reason, strong=True)
     record = clampcheck.run(nb.lane, nb.run.path("swiglu-clamp.json"))
     view = where(record) + outputs(record)
-    return view + times(record) if record.times else view
+    if not record.times:
+        return view
+    return view + times(record) + kernel_times(record)
