@@ -482,6 +482,33 @@ def test_a_library_without_what_the_server_calls_is_no_proof(spark: lanes.Lane) 
     assert not found.ok and "cut short" in found.how
 
 
+@needs_tools
+@pytest.mark.parametrize(
+    ("body", "here", "there", "told"),
+    [
+        ("return object_with(names)", True, True, "it loads, and its GPU code is 1 for sm_121"),
+        ("raise OSError('libcuda.so.1: cannot open it')", True, False, "not loaded here (OSError"),
+        ("raise OSError('undefined symbol: x')", False, False, "it does not load: OSError: undef"),
+        ("return object()", False, False, "has no attribute 'init'"),
+    ],
+)
+def test_a_library_is_loaded_as_the_server_does(
+    spark: lanes.Lane, tmp_path: Path, body: str, here: bool, there: bool, told: str
+) -> None:
+    """`here`, `there`: the verdict on a machine without a GPU, and with one."""
+    (tmp_path / "site" / "tvm_ffi.py").write_text(
+        "import types\n"
+        "names = ('init', 'set_deepgemm_jit_include_dirs')\n"
+        "def object_with(names): return types.SimpleNamespace(**dict.fromkeys(names))\n"
+        f"def load_module(path): {body}\n"
+    )
+    report = build(spark)
+    assert report.proof.ok is here and told in report.proof.how
+    env = kernels.environment(spark, kernels.stage_launch(spark, "baseline"))
+    found = kernels_flashinfer.prove(report.rules, spark.server_python, env, gpu=True)
+    assert found.ok is there
+
+
 def test_a_cache_is_found_in_every_place_it_has_lived(
     spark: lanes.Lane, home: Path, tmp_path: Path
 ) -> None:
