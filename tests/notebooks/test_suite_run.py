@@ -30,6 +30,7 @@ NOTEBOOKS = (
     "90_serve",
     "appendix_cost_model",
     "appendix_kernel_shapes",
+    "appendix_swiglu_clamp",
 )
 STARTED = ("00_start_here", "40_baseline", "60_fp8_lm_head", "70_nextn", "90_serve")
 KEY = re.compile(rb"sk-[0-9a-f]{48}")
