@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkling import head_live
+from sparkling import head_live, workloads
 from sparkling.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ def arms(book: Recipe) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
     raise UsageError(f"The recipe {book.name} has no stage that turns {SWITCH} on.")
 
 
+def questions(book: Recipe) -> tuple[str, ...]:
+    """What both stages are asked: the workloads' questions, in words that the recipe's model knows."""
+    short, long, *_ = workloads.TEXTS[book.texts]
+    own = head_live.PROMPTS if book.texts == "general" else ()
+    return (*own, *short, *long)
+
+
 def measure(
     lane: Lane, book: Recipe, *, prompts: Sequence[str] | None = None, say: Say = print
 ) -> Compared:
@@ -63,7 +70,7 @@ def measure(
     from sparkling import server, store
 
     chosen = arms(book)
-    asked = tuple(prompts or head_live.PROMPTS)
+    asked = tuple(prompts or questions(book))
     run = store.open_run(
         lane.runs, None, notebook="head", params={"stages": [s for s, _ in chosen]}
     )

@@ -394,6 +394,9 @@ def test_lings_arms_differ_in_the_head_alone(root):
     assert (before, after) == (("humming", "bf16-logits"), ("fp8-head", None))
     one, other = (book.render(s, model="/m", variant=v) for s, v in (before, after))
     assert one.argv == other.argv
+    assert set(head_live.PROMPTS) < set(head_stages.questions(book))
+    practice = head_stages.questions(recipe.load("sparklet", root=root))
+    assert len(practice) > 10 and not set(practice) & set(head_live.PROMPTS)
     assert set(other.env.items()) - set(one.env.items()) == {("SPARKLING_FP8_LM_HEAD", "1")}
 
 
