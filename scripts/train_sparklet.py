@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     about.add_argument("model", type=Path, help="exported model with its run's settings.json")
     about.add_argument("--stored", type=Path, required=True, help="`measure DIR --json`")
     about.add_argument("--bf16", type=Path, default=None, help="`measure RUN --form bf16 --json`")
+    about.add_argument(
+        "--other",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="another run's figures: both measurements in one file, as retrain_sparklet.py writes",
+    )
     return parser
 
 
@@ -113,7 +120,10 @@ def main(argv: list[str] | None = None) -> int:
         read = lambda path: json.loads(path.read_text()) if path else None  # noqa: E731
         settings = read(args.model / "settings.json") or {}
         found = card.figures(read(args.stored), read(args.bf16))
-        (args.model / "README.md").write_text(card.text(settings, found))
+        others = {
+            name: read(Path(file)) for name, _, file in (x.partition("=") for x in args.other)
+        }
+        (args.model / "README.md").write_text(card.text(settings, found, others))
     else:
         model, settings = training.load_model(args.run / "state.pt")
         size = export.save(model, args.target, settings)

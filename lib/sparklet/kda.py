@@ -103,9 +103,11 @@ def chunked(
     k_end = (k * (last - total).exp()).transpose(-1, -2)
     decay = last.exp().transpose(-1, -2)
     s = q.new_zeros(b, h, width, v.shape[-1]) if state is None else state
+    # unbound once: the backward of indexing would fill and add a whole tensor for each chunk
+    chunks = zip(*(x.unbind(2) for x in (u, w, q_in, mix, decay, k_end)), strict=True)
     out = []
-    for i in range(n):
-        d = u[:, :, i] - w[:, :, i] @ s
-        out.append(q_in[:, :, i] @ s + mix[:, :, i] @ d)
-        s = decay[:, :, i] * s + k_end[:, :, i] @ d
+    for u_i, w_i, q_i, mix_i, decay_i, k_i in chunks:
+        d = u_i - w_i @ s
+        out.append(q_i @ s + mix_i @ d)
+        s = decay_i * s + k_i @ d
     return torch.cat(out, 2)[:, :, :t], s

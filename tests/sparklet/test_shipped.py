@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from sparklet import decode, evaluate, export, tokenizer, training
+from sparklet import card, decode, evaluate, export, questions, tokenizer, training
 from sparklet.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,16 +59,30 @@ def test_measured_figures_meet_every_goal(name):
     found = json.loads((DATA / f"measured-{name}.json").read_text())
     for goal, get, low, high in evaluate.GOALS:
         assert low <= get(found["stored"]) <= high, goal
+    asked = Counter(p.template for _, p, _ in questions.problems(1024, 7))  # of today's generator
+    for form in ("stored", "bf16"):
+        by_kind = found[form]["sampled"]["by_kind"]
+        assert {k: int(by_kind[k].split("/")[1]) for k in asked} == asked
     stored, plain = (found[k]["sampled"] for k in ("stored", "bf16"))
     assert stored["n"] == plain["n"] == 1024
     assert abs(stored["accuracy"] - plain["accuracy"]) <= 0.02
 
 
-def test_the_card_shows_the_measured_figures():
-    found = json.loads((DATA / "measured-seed-1.json").read_text())["stored"]
+def test_the_card_is_what_the_code_writes_from_the_measured_figures():
+    runs = {
+        "seed 1, as shipped": "seed-1",
+        "seed 2": "seed-2",
+        "preset `cpu`, seed 1": "cpu-preset",
+    }
+    made = {k: json.loads((DATA / f"measured-{v}.json").read_text()) for k, v in runs.items()}
+    first = made["seed 1, as shipped"]
+    settings = json.loads((MODEL / "settings.json").read_text())
+    want = card.text(settings, card.figures(first["stored"], first["bf16"]), made)
     text = (MODEL / "README.md").read_text()
-    assert f"{100 * found['sampled']['accuracy']:.1f} %" in text
-    assert f"{found['sampled']['accept_length']:.2f} over" in text
+    assert text == want
+    found = first["stored"]["sampled"]
+    assert f"{100 * found['accuracy']:.1f} %" in text
+    assert f"{found['accept_length']:.2f} over" in text
     assert "not a model of Ant Group" in text
 
 
