@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkling.architecture import Shape
 from sparkling.errors import UsageError
 
 KERNEL = "kernel.cubin"
@@ -22,7 +23,8 @@ SIGNATURE = "signature.txt"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _ARCH = re.compile(r"(?:--gpu-architecture=|code=)(sm_\w+?)\b")
 _SHAPE = re.compile(r"Shape<\s*(\d+),\s*(\d+),\s*(\d+)\s*>")
-_TYPE = re.compile(r"^\s*([A-Z]\w*\d\w*)\s*,?\s*$", re.M)
+_TYPE = re.compile(r"^\s*(FloatingPoint|Integer)Type<([^>]*)>,?\s*$", re.M)
+_NAMES = {"float16e8m7": "bfloat16", "float16e5m10": "float16", "float32e8m23": "float32"}
 
 MtimeOf = Callable[[str], float | None]
 
@@ -36,8 +38,8 @@ def _mtime(path: str) -> float | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cached kernel. `shape` is (N, K) of the weights; `types` as the kernel names them
-    (activations, weights, output, scales). `current`: whether a server of that installation would
+    """One cached kernel. `shape` is (N, K) of the weights; `types` by Humming's names (activations,
+    weights, output, scales). `current`: whether a server of that installation would
     take it; `why` says what stands against it."""
 
     folder: Path
@@ -96,12 +98,33 @@ def _entry(folder: Path, mtime: MtimeOf) -> Entry | None:
         compiler=f"{name} {version.rpartition('+')[2]}".strip(),
         arch=arch[1] if arch else "?",
         shape=(int(shape[2]), int(shape[3])) if shape else None,
-        types=tuple(_TYPE.findall(expression)),
+        types=tuple(_type(kind, rest) for kind, rest in _TYPE.findall(expression)),
         version=_version(headers),
         bytes=kernel.stat().st_size if kernel.is_file() else 0,
         current=not why,
         why=why,
     )
+
+
+def _type(kind: str, rest: str) -> str:
+    """`FloatingPointType<4, 2, 1>` of C++ as Humming prints it, "float4e2m1" (`humming/dtypes.py`)."""
+    words = [word.strip() for word in rest.split(",")]
+    if kind == "Integer":
+        return f"{'' if words[0] == 'true' else 'u'}int{words[-1]}"
+    name = "float{}e{}m{}".format(*(words + ["?"] * 3)[:3])
+    return _NAMES.get(name, name)
+
+
+def shapes(of: Shape) -> dict[tuple[int, int], str]:
+    """(N, K) of every expert matrix that Humming multiplies by → what it is.
+
+    Gate and up are one matrix. Seen in the cache of an H200: 256 × 256 and 256 × 128 for Sparklet,
+    whose hidden size is 256 and whose experts are 128 wide.
+    """
+    return {
+        (2 * of.expert_width, of.hidden): "gate and up",
+        (of.hidden, of.expert_width): "down",
+    }
 
 
 def _headers(text: str) -> dict[str, float]:

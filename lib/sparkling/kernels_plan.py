@@ -15,6 +15,7 @@ from sparkling import (
     kernels_jobs,
     kernels_ninja,
     machine,
+    memory,
     toolpath,
 )
 from sparkling.errors import SparklingError, UsageError
@@ -209,7 +210,7 @@ def plan(
             humming = kernels_humming.inventory(
                 kernels_humming.cache_folder(environment(lane, launch))
             )
-            items.append(_humming(stage, humming, seen))
+            items.append(_humming(stage, humming, seen, _shapes(launch)))
     return Plan(
         lane=lane.kind,
         items=tuple(items),
@@ -261,11 +262,27 @@ def _cutlass(
     return Item(stage, name, by, state, detail, remedy), found, rules.problems(f"{seen or '12.1'}a")
 
 
-def _humming(stage: str, entries: list[kernels_humming.Entry], seen: str | None) -> Item:
+def _shapes(launch: Launch) -> dict[tuple[int, int], str]:
+    """The matrices that Humming is asked for; {} where the model's sizes are unknown."""
+    found = memory.sizes(launch)
+    return kernels_humming.shapes(found.known()) if found is not None else {}
+
+
+def _humming(
+    stage: str,
+    entries: list[kernels_humming.Entry],
+    seen: str | None,
+    wanted: Mapping[tuple[int, int], str],
+) -> Item:
     arch = f"sm_{(seen or '12.1').replace('.', '')}"
     mine = [one for one in entries if one.current and one.arch.startswith(arch) and one.shape]
-    old = len(kernels_humming.stale(entries))
-    detail = f"{len(mine)} kernels for {arch}" + (f", {old} stale" if old else "")
-    state = "built" if mine else "not built"
-    remedy = "" if mine else f"sparkling kernels warm {stage}"
+    each = {shape: sum(one.shape == shape for one in mine) for shape in wanted}
+    old, others = len(kernels_humming.stale(entries)), len(mine) - sum(each.values())
+    told = [f"{count} for {n} × {k} ({wanted[n, k]})" for (n, k), count in each.items()]
+    detail = f"kernels for {arch}: {', '.join(told) or len(mine)}"
+    detail += f", {others} for other models" if wanted and others else ""
+    detail += f", {old} stale" if old else ""
+    there = all(each.values()) if wanted else bool(mine)
+    remedy = "" if there else f"sparkling kernels warm {stage}"
+    state = "built" if there else "not built"
     return Item(stage, "MXFP4 experts for each shape", HUMMING, state, detail, remedy)

@@ -214,7 +214,7 @@ def need_of(
     consent: a fraction above SAFE_FRACTION on a machine with one memory pool is allowed; the
     environment variable I_KNOW=1 says so too.
     """
-    book = _inventory(launch)
+    book = sizes(launch)
     if book is None:
         return None
     on_cpu = launch.value("device") == "cpu"
@@ -255,7 +255,9 @@ def need_of(
     )
 
 
-def _inventory(launch: Launch) -> inventory.Inventory | None:
+def sizes(launch: Launch) -> inventory.Inventory | None:
+    """The tensors of a launch's model: its checkpoint's, or those known of the full-size model. None
+    where they cannot be known."""
     try:
         if launch.model and Path(launch.model, "config.json").is_file():
             found = inventory.inventory(Path(launch.model))
