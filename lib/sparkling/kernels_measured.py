@@ -2,7 +2,8 @@
 
 Targets of FlashInfer 0.7.2 for sm_121a, in a random order, one at a time, on a two-core x86-64 machine
 without a GPU that other work kept busy: CPU seconds and peak memory are the compilers' own, wall
-seconds are not and are left out. An Arm machine's compilers may take more or less.
+seconds are not and are left out. `together` is another record, of some of them at once on a larger
+machine; the two are never mixed. An Arm machine's compilers may take more or less.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def family(target: str) -> str:
 
 
 def together(data: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The build of many targets at once on another machine: conditions, rows, the library if it was
-    linked. None while there is no such record."""
+    """The record of many targets compiled at once on another machine; None where there is none."""
     return (facts() if data is None else data).get("together")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkling import (
+    fullsize,
     kernels,
     kernels_measured,
     kernels_ninja,
@@ -76,6 +77,28 @@ def warm(lane: Lane, stage: str) -> show.View:
     return show.table(rows, ["", "seconds until ready (n=1)"], caption=f"{found}.")
 
 
+def recorded_starts() -> show.View:
+    """First start against next ones with the full-size model, as it was recorded on an H200."""
+    record = fullsize.recorded()
+    arms = [one for one in record.arms.values() if one.facts.get("start")]
+    arms.sort(key=lambda one: one.facts["date"])
+    rows = [
+        {
+            "server, in the order of their starts": one.name,
+            "caches": "empty" if one is arms[0] else "filled",
+            "imports, s": one.facts["start"]["import_s"],
+            "then until ready, s": one.facts["start"]["load_to_ready_s"],
+        }
+        for one in arms
+    ]
+    return show.table(
+        rows,
+        caption=f"Recorded on an {record.device.upper()} with dummy weights, n=1 each, named by experts, "
+        "head and drafts (stock: without our plugin); only the first one found no kernels of Humming "
+        "and Triton. Compilers of other work ran beside, at a lower priority. Not a Spark.",
+    )
+
+
 def told(tick: Tick) -> str:
     """A build's progress as one line."""
     left = "" if tick.left_s is None else f", about {max(1, round(tick.left_s / 60))} min left"
@@ -95,25 +118,32 @@ def measured() -> show.View:
     view = show.table(
         kernels_measured.rows(),
         caption=f"{facts['measured']} of {facts['of']} targets, in a random order, one at a time; "
-        f"{facts['machine']}; nvcc {facts['nvcc']}, for sm_121a. Not a Spark.{whole}",
+        f"{facts['machine']}; nvcc {facts['nvcc']}, for sm_121a. Not a Spark.{whole}"
+        f"{_library(facts.get('library'))}",
     )
     together = kernels_measured.together()
     return view if together is None else view + _together(together)
 
 
+def _library(made: dict[str, Any] | None) -> str:
+    """The library that came of it, as sentences."""
+    if made is None:
+        return ""
+    codes = ", ".join(f"{count} for {arch}" for arch, count in made["gpu_codes"].items())
+    return (
+        f" Linked, they are {made['bytes'] / 1e6:.1f} MB with {sum(made['gpu_codes'].values())} parts "
+        f"of GPU code ({codes}); loaded {made['loaded']}."
+    )
+
+
 def _together(record: dict[str, Any]) -> show.View:
-    """The build of many at once, and the library that came of it."""
-    seconds = sum(one or 0.0 for one in record["seconds"].values())
+    """Many at once, on another machine."""
     caption = (
-        f"{record['measured']} of {record['of']} targets, {record['jobs']} at once; "
-        f"{record['machine']}; nvcc {record['nvcc']}, for sm_121a: {seconds / 60:.1f} minutes (n=1), "
+        f"{record['measured']} of {record['asked']} targets that were asked for, {record['jobs']} at "
+        f"once for {record['seconds'] / 60:.1f} minutes (n=1), the rest not ready then; "
+        f"{record['machine']}; nvcc {record['nvcc']}, for sm_121a. "
         f"{record['peak_bytes_together'] / GIB:.0f} GiB in all compilers together at most. Not a Spark."
     )
-    library = record.get("library")
-    if library:
-        codes = ", ".join(f"{n} for {arch}" for arch, n in library["gpu_codes"].items())
-        caption += f" The library: {library['bytes'] / 1e6:.0f} MB, GPU code {codes}"
-        caption += f"; {library['loaded']}." if library.get("loaded") else "."
     found = kernels_measured.families(measured=record["rows"])
     return show.table(
         kernels_measured.rows(found), title="Many at once, on a larger machine", caption=caption

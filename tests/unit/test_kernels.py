@@ -27,7 +27,9 @@ from sparkling import (
     kernels_elf,
     kernels_flashinfer,
     kernels_humming,
+    kernels_plan,
     kernels_probe,
+    kernels_show,
     memory,
 )
 from sparkling import kernels_measured as measured
@@ -335,8 +337,6 @@ def test_an_edition_builds_with_its_own_switches(spark: lanes.Lane, monkeypatch,
 
 @needs_tools
 def test_the_rehearsal_runs_in_any_folder(tmp_path: Path) -> None:
-    from sparkling import kernels_show
-
     text = str(kernels_show.rehearse(tmp_path / "my notebooks: $1"))
     assert "4 of 4 built" in text and "ended for memory and continued 1 times" in text
 
@@ -534,13 +534,23 @@ def test_a_cache_is_found_in_every_place_it_has_lived(
     assert {b.fits for b in kernels_flashinfer.built(roots)} == {None}
 
 
-def humming_entry(cache: Path, name: str, headers: dict[str, float], *, done: bool = True) -> None:
+def humming_entry(
+    cache: Path,
+    name: str,
+    headers: dict[str, float],
+    *,
+    done: bool = True,
+    shape: tuple[int, int] = (1536, 2560),
+) -> None:
     folder = cache / name
     folder.mkdir(parents=True)
+    # As humming/kernel/humming.py of 0.1.12 writes it.
     expression = (
-        "humming<\n    MmaOpClass,\n    Shape<0, 1536, 2560>,\n    Shape<16, 128, 64>,\n"
-        "    Shape<16, 32, 64>,\n    Shape<0, 0, 0>,\n    BFloat16,\n    Float4E2M1,\n"
-        "    BFloat16,\n    Float8E8M0,\n    LayerConfig,\n    ComputeConfig,\n    TuningConfig>"
+        f"humming<\n    MmaOpClass,\n    Shape<0, {shape[0]}, {shape[1]}>,\n"
+        "    Shape<16, 128, 64>,\n    Shape<16, 32, 64>,\n    Shape<0, 0, 0>,\n"
+        "    FloatingPointType<16, 8, 7>,\n    FloatingPointType<4, 2, 1>,\n"
+        "    FloatingPointType<16, 8, 7>,\n    FloatingPointType<8, 8, 0>,\n"
+        "    LayerConfig,\n    ComputeConfig,\n    TuningConfig>"
     )
     flags = ["--gpu-architecture=sm_121a", "-std=c++17"]
     text = f"NVRTCCompiler$$nvrtc+13.0$${flags}$${expression}$$code$$x$${json.dumps(headers)}"
@@ -568,13 +578,42 @@ def test_hummings_cache_names_what_is_stale(tmp_path: Path) -> None:
     assert [one.folder.name[0] for one in entries if one.current] == ["0"]
     best = entries[0]
     assert (best.arch, best.shape, best.compiler) == ("sm_121a", (1536, 2560), "nvrtc 13.0")
-    assert best.types == ("BFloat16", "Float4E2M1", "BFloat16", "Float8E8M0")
+    assert best.types == ("bfloat16", "float4e2m1", "bfloat16", "float8e8m0")
+    assert kernels_humming._type("Integer", "false, 4") == "uint4"
+    assert kernels_humming._type("Integer", "true, 8") == "int8"
     assert (best.version, best.bytes) == ("0.1.12", 2000)
     why = {one.folder.name[0]: one.why for one in kernels_humming.stale(entries)}
     assert "older than the installation" in why["1"] and "is gone (/gone)" in why["2"]
     assert "not finished" in why["3"] and "does not tell" in why["4"]
     assert len(kernels_humming.rows(entries)) == 5
     assert kernels_humming.inventory(tmp_path / "none") == []
+
+
+def test_only_kernels_of_the_models_own_shapes_count_as_built(
+    spark: lanes.Lane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = tmp_path / "a.cuh"
+    header.touch()
+    now = {str(header): header.stat().st_mtime}
+    cache = tmp_path / "cache"
+    of = kernels.stage_launch(spark, "humming")
+    of = dataclasses.replace(of, env={**of.env, "HUMMING_CACHE_DIR": str(cache)})
+    wanted = kernels_plan._shapes(of)
+    assert wanted == {(1536, 2560): "gate and up", (2560, 768): "down"}
+
+    def item() -> kernels.Item:
+        return kernels_plan._humming("humming", kernels_humming.inventory(cache), "12.1", wanted)
+
+    # Another model's, as an H200's cache had them after Sparklet: the plan called that built.
+    humming_entry(cache, "1" * 16, now, shape=(256, 256))
+    humming_entry(cache, "2" * 16, now, shape=(256, 128))
+    assert item().state == "not built" and "2 for other models" in item().detail
+    humming_entry(cache, "3" * 16, now)
+    assert item().state == "not built" and "0 for 2560 × 768 (down)" in item().detail
+    humming_entry(cache, "4" * 16, now, shape=(2560, 768))
+    assert item().state == "built" and item().remedy == ""
+    found = kernels_plan._humming("humming", kernels_humming.inventory(cache), "9.0", wanted)
+    assert found.state == "not built"
 
 
 def test_a_tilde_that_humming_does_not_expand_is_refused() -> None:
@@ -713,11 +752,30 @@ def test_the_plan_says_what_applies_on_each_lane(spark: lanes.Lane, tmp_path: Pa
     assert cpu.ready and {item.state for item in cpu.items} == {"not here"}
 
 
+def test_the_recorded_starts_begin_with_the_one_that_compiled() -> None:
+    from sparkling import fullsize
+
+    text = " ".join(str(kernels_show.recorded_starts()).split())
+    arms = fullsize.recorded().arms.values()
+    starts = sorted(
+        (a.facts["date"], a.facts["start"]["load_to_ready_s"]) for a in arms if a.facts["start"]
+    )
+    first, *others = [seconds for _, seconds in starts]
+    assert text.count("empty") == 1 and text.count("filled") == len(others) and "n=1 each" in text
+    assert first > 2 * max(others) and f"{first:.2f}" in text
+
+
 def test_the_measured_targets_are_those_of_the_generator_and_honest_about_their_number() -> None:
     data = measured.facts()
     assert len(data["targets"]) == kernels_flashinfer.TARGETS - 1  # all but the library
     names = {row["target"] for row in data["rows"]}
     assert names <= set(data["targets"]) and len(names) == len(data["rows"])
+    assert data["measured"] == len(data["rows"]) and data["of"] == len(data["targets"])
+    # Linked of all of them, and holding GPU code for a Spark alone.
+    made = data["library"]
+    assert names == set(data["targets"]) and set(made["gpu_codes"]) == {"sm_121"}
+    wanted = {kernels_flashinfer.PREFIX + name for name in kernels_flashinfer.FUNCTIONS}
+    assert wanted <= set(made["exports"])
     found = measured.families()
     assert sum(one.targets for one in found) == len(data["targets"])
     assert sum(one.measured for one in found) == len(data["rows"]) > 0
@@ -726,6 +784,17 @@ def test_the_measured_targets_are_those_of_the_generator_and_honest_about_their_
     for one in found:
         if one.measured:
             assert one.least_s <= one.mean_s <= one.most_s
+    # Another record of the same targets, on another machine, in a table of its own.
+    other = measured.together()
+    seen = {row["target"] for row in other["rows"]}
+    assert seen <= set(data["targets"]) and len(seen) == other["measured"] <= other["asked"]
+    apart = measured.families(measured=other["rows"])
+    assert sum(one.measured for one in apart) == len(seen)
+    assert sum(one.measured for one in measured.families()) == len(data["rows"])
+    text = " ".join(str(kernels_show.measured()).split())
+    assert f"{data['measured']} of {data['of']} targets" in text and "Not a Spark" in text
+    assert f"{other['measured']} of {other['asked']} targets that were asked for" in text
+    assert measured.together({}) is None
     two = [
         dataclasses.replace(f, targets=n, mean_peak=p)
         for f, n, p in zip(found, (2, 9), (5, 3), strict=False)
