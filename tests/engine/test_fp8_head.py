@@ -61,6 +61,14 @@ def test_rows_of_zeros_stay_zero():
     assert not restored(q, scale)[[0, 5]].any() and bool(torch.isfinite(scale).all())
 
 
+def test_rows_too_small_for_a_scale_do_not_become_nan():
+    w = weight(dtype=torch.float32)
+    w[3] = 1e-44
+    w[3, 7] = 0
+    q, scale = fp8_head.quantize_rows(w)
+    assert not restored(q, scale)[3].any()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_non_finite_weights_are_refused(bad):
     w = weight()

@@ -64,8 +64,10 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 "The LM head holds infinite or NaN weights and cannot be quantized to FP8: check "
                 "the checkpoint, or start without SPARKLING_FP8_LM_HEAD."
             )
-        # A row of zeros (vocabulary padding) keeps scale 1 instead of dividing by 0.
-        scale[rows] = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+        # A row of zeros (vocabulary padding), or so small that float32 holds no such scale, gets
+        # scale 1 instead of dividing by 0.
+        step = largest / FP8_MAX
+        scale[rows] = torch.where(step > 0, step, 1.0)
         q[rows] = (part / scale[rows].unsqueeze(1)).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
     return q, scale
 
@@ -96,7 +98,7 @@ def dequantized_bf16_product(x: torch.Tensor, q: torch.Tensor, scale: torch.Tens
     Args and Returns: as :func:`dequantized_product`, but the result is BF16; the product is
     accumulated and scaled in float32 and rounded once.
     """
-    if x.dtype != torch.bfloat16 or x.device.type != "cuda":
+    if x.dtype != torch.bfloat16 or x.device.type != "cuda" or not len(x):
         return dequantized_product(x, q, scale)
     out = torch.empty(x.shape[0], q.shape[0], dtype=x.dtype, device=x.device)
     for start in range(0, q.shape[0], CHUNK_ROWS):
