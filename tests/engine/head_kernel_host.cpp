@@ -41,6 +41,7 @@ static float of_half(unsigned bits) { unsigned short u = bits; _Float16 h; memcp
 
 static float e4m3(unsigned code) {
     const int exponent = code >> 3 & 15, mantissa = code & 7;
+    if ((code & 127) == 127) return NAN;
     const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp((float)mantissa, -9);
     return code & 128 ? -size : size;
 }
@@ -53,6 +54,7 @@ static void widen(unsigned four, unsigned& low, unsigned& high) {
     high = halves(e4m3(four >> 16 & 255), e4m3(four >> 24));
 }
 static unsigned short to_bf16(float v) {
+    if (std::isnan(v)) return 0x7fff;
     const unsigned u = as_bits(v);
     return (u + 0x7fff + (u >> 16 & 1)) >> 16;
 }

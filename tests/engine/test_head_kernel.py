@@ -8,7 +8,9 @@ import logging
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +36,7 @@ def on_cpu(tmp_path_factory):
         pytest.skip("needs g++ to compile the kernel for a CPU")
     folder = tmp_path_factory.mktemp("kernel")
 
+    @cache
     def compiled(config: Config):
         library = folder / f"{config.warps}-{config.groups}.so"
         defines = [f"-D{name}={value}" for name, value in config.defines(HIDDEN).items()]
@@ -90,6 +93,27 @@ def test_infinite_activations_do_not_become_finite_logits(on_cpu):
     assert bool(got[0].isfinite().all()) and not bool(got[1].isfinite().any())
 
 
+def test_numbers_at_both_ends_of_bf16_and_nan(on_cpu):
+    """The power of two that brings a token's largest value to a half's is not always one."""
+    product = on_cpu(Config(warps=2, blocks=1))
+    q, scale = head_trial.random_head(20, HIDDEN, torch.device("cpu"))
+    x = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(5))
+    x *= torch.tensor([2.0**-131, 2.0**-124, 2.0**108, 1.0]).unsqueeze(1)
+    x = x.bfloat16()
+    assert x[0].abs().max() < 2.0**-126 and x[0].any()  # subnormal
+    x[3, 9] = float("nan")
+    got = product(x, q, scale, 20)
+    exact = (x.double() @ (q.double() * scale.double().unsqueeze(1)).T)[:3]
+    sizes = (x.double().abs() @ (q.double().abs() * scale.double().unsqueeze(1)).T)[:3]
+    # The smallest step of BF16 is 2**-133.
+    bound = exact.abs() * 2**-8 + sizes * 1e-6 + 2**-134
+    assert bool(((got[:3].double() - exact).abs() <= bound).all())
+    assert bool(got[3].isnan().all())
+    q.view(torch.uint8)[7, 100] = 0x7F  # a weight that is NaN: its row's logits alone
+    got = product(torch.ones(2, HIDDEN, dtype=torch.bfloat16), q, scale, 20)
+    assert got.isnan().any(dim=0).nonzero().flatten().tolist() == [7]
+
+
 # -------------------------------------------------------------------------------- configurations
 
 
@@ -110,6 +134,8 @@ def test_a_small_device_gets_fewer_candidates():
     made = head_choice.candidates(2560, 1, tight)
     assert {(config.warps, config.blocks) for config in made} == {(10, 1), (8, 1), (5, 2)}
     assert head_choice.candidates(2560 + 32, 1, GB10) == []
+    assert head_choice.candidates(2560, 1, replace(GB10, architecture="sm_86")) == []
+    assert head_choice.candidates(2560, 1, replace(GB10, architecture="sm_89"))
 
 
 def test_shared_memory_is_what_the_source_declares():
@@ -174,29 +200,62 @@ def test_a_choice_is_remembered_for_this_device_and_shape(tmp_path, monkeypatch)
     monkeypatch.setattr(torch, "__version__", "0.0")
     others.append(head_choice.cache_file(H200, 157_184, 2560))
     assert len({path, *others}) == 4
-    assert head_choice.remembered(path) is None
+    assert head_choice.remembered(path, 2560, H200) is None
     chosen = {1: (Config(20, 1), 90.57), 2: (Config(20, 1, groups=2), 93.0)}
-    head_trial.remember(path, chosen)
-    assert head_choice.remembered(path) == {1: (Config(20, 1), 90.6), 2: chosen[2]}
+    head_choice.keep(path, chosen)
+    assert head_choice.remembered(path, 2560, H200) == {1: (Config(20, 1), 90.6), 2: chosen[2]}
+    # A relative folder counts as unset.
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert head_choice.cache_file(H200, 1, 1).is_relative_to(tmp_path / "home" / ".cache")
+
+
+ENTRY = '{"config": {"warps": 20, "blocks": 1, "groups": 1, "prefetch": 128}, "us": 9.5}'
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"1": {}}', '{"2": {"config": {}, "us": 1}}', '{"1": {"config": 3}}']
-)
+    "text",
+    [
+        "", "[]", "{}", "\xff", '{"1": {}}', '{"2": {"config": {}, "us": 1}}', '{"1": {"config": 3}}',
+        # Well formed, but nothing that a trial would have chosen: it would compute nonsense.
+        '{"1": ' + ENTRY.replace("20", "3") + "}",
+        '{"1": ' + ENTRY.replace("9.5", "NaN") + "}",
+        '{"0": ' + ENTRY + "}",
+        '{"1": ' + ENTRY + ', "2": ' + ENTRY + "}",
+    ],
+)  # fmt: skip
 def test_a_spoilt_cache_is_not_believed(tmp_path, text):
     path = tmp_path / "choice.json"
-    path.write_text(text)
-    assert head_choice.remembered(path) is None
+    path.write_text(text, encoding="latin-1")
+    assert head_choice.remembered(path, 2560, H200) is None
+    path.write_text('{"1": ' + ENTRY + "}")
+    assert head_choice.remembered(path, 2560, H200) == {1: (Config(20, 1), 9.5)}
 
 
-def test_the_trial_runs_in_a_process_of_its_own(tmp_path):
+@pytest.mark.parametrize("where", ["file", "relative"])
+def test_a_folder_that_cannot_be_written_costs_a_line_and_no_more(tmp_path, where, caplog):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "x.json" if where == "file" else Path("~/.cache/x.json")
+    head_choice.keep(path, {1: (Config(20, 1), 9.5)})
+    (line,) = caplog.messages
+    assert "cannot be kept" in line and not Path("~").exists()
+
+
+def test_the_trial_runs_in_a_process_of_its_own():
     # Without a CUDA device it fails, and says why in one line.
     with pytest.raises(KernelError, match="the trial ended with 1: torch finds no CUDA"):
-        head_choice.run_trial(tmp_path / "x.json", 64, HIDDEN, torch.device("cuda", 0))
-    assert not list(tmp_path.iterdir())
+        head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0))
 
 
-def test_a_trial_that_hangs_is_ended(tmp_path, monkeypatch):
+def test_the_trials_last_line_is_its_answer(monkeypatch):
+    done = SimpleNamespace(returncode=0, stdout='a note\n{"1": 2}\n', stderr="a warning\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0)) == '{"1": 2}'
+    done.stdout = ""
+    assert head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0)) == ""
+
+
+def test_a_trial_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(head_choice, "TRIAL_S", 0.2)
     monkeypatch.setattr(sys, "executable", shutil.which("cat"))
     monkeypatch.setattr(
@@ -204,7 +263,7 @@ def test_a_trial_that_hangs_is_ended(tmp_path, monkeypatch):
         lambda command, real=subprocess.run, **more: real(["sleep", "9"], **more),
     )  # fmt: skip
     with pytest.raises(KernelError, match=r"more than 0\.2 s"):
-        head_choice.run_trial(tmp_path / "x.json", 64, HIDDEN, torch.device("cuda", 0))
+        head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0))
 
 
 @pytest.fixture
@@ -213,8 +272,12 @@ def pretended(monkeypatch, tmp_path):
     compiled = []
 
     class Kernel:
-        def __init__(self, cubin, config, rows, multiprocessors):
-            assert cubin == b"cubin" and multiprocessors == H200.multiprocessors
+        def __init__(self, cubin, config, rows, multiprocessors, device):
+            assert (
+                device.type == "cpu"
+                and cubin == b"cubin"
+                and multiprocessors == H200.multiprocessors
+            )
             self.config = config
 
         def __call__(self, x, q, scale):
@@ -233,8 +296,8 @@ def pretended(monkeypatch, tmp_path):
     times = iter(range(100, 0, -1))  # the last one tried is the fastest
     monkeypatch.setattr(head_trial, "microseconds", lambda call: call() is None or next(times))
 
-    def in_this_process(path, rows, hidden, device):
-        head_trial.remember(path, head_trial.trial(rows, hidden, device))
+    def in_this_process(rows, hidden, device):
+        return head_choice.as_text(head_trial.trial(rows, hidden, device))
 
     monkeypatch.setattr(head_choice, "run_trial", in_this_process)
     return compiled
@@ -260,13 +323,82 @@ def test_the_first_start_tries_and_the_next_remembers(pretended):
 
 def test_a_kernel_that_fails_on_the_real_weights_is_not_used(pretended, monkeypatch):
     q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
-    head_choice.tuned(q, scale, fp8_head.dequantized_product)
     real = head_choice.HeadKernel.__call__
     monkeypatch.setattr(
-        head_choice.HeadKernel, "__call__", lambda self, *args: real(self, *args) * 2
+        head_choice.HeadKernel,
+        "__call__",
+        lambda self, x, w, s: real(self, x, w, s) * (2 if w is q else 1),
     )
     with pytest.raises(KernelError, match="logits are wrong with Config"):
         head_choice.tuned(q, scale, fp8_head.dequantized_product)
+    assert not list(head_choice.cache_file(H200, 100, 2560).parent.glob("*"))
+
+
+def test_a_kept_choice_that_does_not_work_any_more_is_tried_anew(pretended, monkeypatch, caplog):
+    q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
+    path = head_choice.cache_file(H200, 100, 2560)
+    kept = Config(10, 2)
+    head_choice.keep(path, {1: (kept, 1.0)})
+    real = head_choice.HeadKernel.__call__
+    monkeypatch.setattr(
+        head_choice.HeadKernel,
+        "__call__",
+        lambda self, *args: real(self, *args) * (2 if self.config == kept else 1),
+    )
+    choice = head_choice.tuned(q, scale, fp8_head.dequantized_product)
+    assert choice.name == "sparkling-cuda" and choice.details["kernel_from"] == "trial"
+    assert "tried anew" in caplog.text
+    again = head_choice.remembered(path, 2560, H200)
+    assert again[1][0] != kept and 2 in again
+
+
+def test_without_a_folder_for_the_cache_the_kernel_serves_all_the_same(
+    pretended, monkeypatch, tmp_path, caplog
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
+    for _ in range(2):
+        choice = head_choice.tuned(q, scale, fp8_head.dequantized_product)
+        assert choice.name == "sparkling-cuda" and choice.details["kernel_from"] == "trial"
+    assert "cannot be kept" in caplog.text
+
+
+def test_a_device_without_e4m3_starts_no_trial(pretended, monkeypatch):
+    monkeypatch.setattr(Limits, "of", lambda device: replace(H200, architecture="sm_80"))
+    monkeypatch.setattr(head_choice, "run_trial", lambda *_: pytest.fail("tried"))
+    q, scale = fp8_head.quantize_rows(torch.randn(100, 2560))
+    with pytest.raises(KernelError, match="no configuration suits sm_80 and 2560 columns"):
+        head_choice.tuned(q, scale, fp8_head.dequantized_product)
+
+
+def test_the_kernel_is_loaded_and_launched_on_the_devices_own_context(monkeypatch):
+    """SGLang's worker has its device current; a script on a machine with two may not."""
+    current, seen = [], []
+
+    @contextmanager
+    def device(which):
+        current.append(which)
+        yield
+        current.pop()
+
+    class Module:
+        def __init__(self, cubin):
+            seen.append(("load", *current))
+
+        def function(self, name):
+            return "function"
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(head_kernels, "Module", Module)
+    monkeypatch.setattr(
+        head_kernels, "launch", lambda *told: seen.append(("launch", *current, *told[1:4]))
+    )
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    kernel = head_kernels.HeadKernel(b"", Config(2, 1), 100, 4, "mine")
+    assert kernel(x, x, x).shape == (3, 100)
+    assert seen == [("load", "mine"), ("launch", x.device, 4, 64, 7)]
 
 
 class OnGpu:
@@ -292,7 +424,21 @@ def test_whatever_fails_torchs_product_serves(monkeypatch, caplog):
     (line,) = caplog.messages
     assert "falls back to torch's product" in line and "\n" not in line
     monkeypatch.setattr(head_choice, "bf16_works", fail)
-    assert head_choice.choose(OnGpu(torch.zeros(2, 64)), None, exact, fast).product is exact
+    choice = head_choice.choose(OnGpu(torch.zeros(2, 64)), None, exact, fast)
+    assert choice.product is exact
+    assert choice.details == {"kernel_note": "; ".join(["RuntimeError: no such device"] * 2)}
+
+
+def test_our_kernel_does_not_need_torchs_product_of_bf16_matrices(monkeypatch, caplog):
+    exact, fast = object(), object()
+    monkeypatch.setattr(head_choice, "bf16_works", lambda *_: False)
+    monkeypatch.setattr(
+        head_choice, "tuned", lambda q, scale, plain: head_choice.Choice(head_choice.OURS, plain)
+    )
+    choice = head_choice.choose(OnGpu(torch.zeros(2, 64)), None, exact, fast)
+    assert (choice.name, choice.product) == (head_choice.OURS, exact)
+    assert "BF16 matrices is wrong" in choice.details["kernel_note"]
+    assert "many tokens stays in float32" in caplog.text
 
 
 def test_the_kernel_takes_16_tokens_at_a_time_and_torch_very_many():

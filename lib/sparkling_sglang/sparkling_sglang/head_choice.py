@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from sparkling_sglang import head_kernels
+from sparkling_sglang import head_kernels, status
 from sparkling_sglang.head_kernels import Config, HeadKernel, KernelError
 
 PLAIN = "torch-dequantize"
@@ -36,11 +37,15 @@ NARROW, WIDE = 8, 16  # tokens at most: one and two groups of 8
 SLICED = 128
 TRIAL_S = 120
 
+LEAST_SM = 89  # the first that converts e4m3
+
 # A logit may differ by one BF16 step and by this part of the token's root mean square. A wrong
 # layout or a lost stage is off by about 1.
 TOLERANCE = 1e-2
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Chosen = dict[int, tuple[Config, float]]
+"""Groups of 8 tokens -> the configuration and its microseconds for the fewest tokens."""
 
 logger = logging.getLogger("sparkling_sglang")
 
@@ -86,7 +91,7 @@ def candidates(hidden: int, groups: int, limits: Limits) -> list[Config]:
     (tests/data/h200/lm-head.json); fetching by cp.async or bulk copies was slower there.
     """
     segments, rest = divmod(hidden, 64)
-    if rest:
+    if rest or int(limits.architecture.removeprefix("sm_")) < LEAST_SM:
         return []
     # The activations of more than 8 segments would not stay in a thread's registers.
     widths = [w for w in (20, 16, 10, 8, 5, 4, 2, 1) if segments % w == 0]
@@ -114,7 +119,9 @@ class Choice:
 
 def cache_file(limits: Limits, rows: int, hidden: int) -> Path:
     """Where the choice for this device, shape and these versions is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # then it counts as unset
+        base = os.path.expanduser("~/.cache")
     key = json.dumps(
         [
             asdict(limits),
@@ -129,14 +136,45 @@ def cache_file(limits: Limits, rows: int, hidden: int) -> Path:
     return Path(base) / "sparkling" / "fp8-head" / f"{name}.json"
 
 
-def remembered(path: Path) -> dict[int, tuple[Config, float]] | None:
-    """Groups of 8 tokens -> the configuration and its microseconds, or None if unusable."""
+def as_text(chosen: Chosen) -> str:
+    """One line, for the cache and for :func:`understood`."""
+    return json.dumps(
+        {g: {"config": asdict(c), "us": round(us, 1)} for g, (c, us) in chosen.items()}
+    )
+
+
+def understood(text: str, hidden: int, limits: Limits) -> Chosen | None:
+    """What :func:`as_text` wrote; None for anything but candidates for this device and shape."""
+    known: Chosen = {}
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        known = {int(g): (Config(**c["config"]), float(c["us"])) for g, c in stored.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        for key, entry in json.loads(text).items():
+            groups, us = int(key), float(entry["us"])
+            offered = candidates(hidden, groups, limits) if groups in (1, 2) else []
+            if not 0 < us < math.inf:
+                return None
+            known[groups] = offered[offered.index(Config(**entry["config"]))], us
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return known if 1 in known else None
+
+
+def remembered(path: Path, hidden: int, limits: Limits) -> Chosen | None:
+    """The choice kept in ``path``, or None if there is none that can be used."""
+    try:
+        return understood(path.read_text(encoding="utf-8"), hidden, limits)
+    except (OSError, ValueError):
+        return None
+
+
+def keep(path: Path, chosen: Chosen) -> None:
+    """Write ``path`` for the next start. A folder that cannot be written costs that start a trial."""
+    try:
+        if not path.is_absolute():
+            raise OSError("there is no home folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        status.replace_file(path, as_text(chosen) + "\n")
+    except OSError as error:
+        logger.warning("The choice of the FP8 head's kernel cannot be kept in %s: %s.", path, error)
 
 
 # ---------------------------------------------------------------------------------- the choice
@@ -155,8 +193,8 @@ def inputs(hidden: int, device: torch.device) -> torch.Tensor:
     return torch.randn(WIDE, hidden, generator=noise, device=device).bfloat16()
 
 
-def run_trial(path: Path, rows: int, hidden: int, device: torch.device) -> None:
-    """Let :mod:`sparkling_sglang.head_trial` try the configurations and write ``path``.
+def run_trial(rows: int, hidden: int, device: torch.device) -> str:
+    """Let :mod:`sparkling_sglang.head_trial` try the configurations; returns what it printed last.
 
     In a process of its own: a kernel that faults or hangs on a GPU it was never run on takes down
     the trial and not the server.
@@ -166,7 +204,7 @@ def run_trial(path: Path, rows: int, hidden: int, device: torch.device) -> None:
     """
     package = str(Path(__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    told = [str(path), str(rows), str(hidden), str(device.index or 0)]
+    told = [str(rows), str(hidden), str(device.index or 0)]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "sparkling_sglang.head_trial", *told],
@@ -174,6 +212,7 @@ def run_trial(path: Path, rows: int, hidden: int, device: torch.device) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=TRIAL_S,
             check=False,
         )
@@ -182,34 +221,53 @@ def run_trial(path: Path, rows: int, hidden: int, device: torch.device) -> None:
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
         raise KernelError(f"the trial ended with {done.returncode}: {lines[-1]}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
 
 
 def tuned(q: torch.Tensor, scale: torch.Tensor, plain: Product) -> Choice:
     """Our kernel, configured from the cache or, at the first start, by a trial.
+
+    A choice from the cache that does not work is tried anew: another driver may be the reason.
 
     Raises:
         KernelError: it does not work here.
     """
     rows, hidden = q.shape
     limits = Limits.of(q.device)
+    if not candidates(hidden, 1, limits):
+        raise KernelError(f"no configuration suits {limits.architecture} and {hidden} columns")
     started = time.monotonic()
     path = cache_file(limits, rows, hidden)
-    known, source = remembered(path), "cache"
-    if known is None:
-        run_trial(path, rows, hidden, q.device)
-        known, source = remembered(path), "trial"
-    if known is None:
-        raise KernelError(f"the trial left nothing usable in {path}")
     x = inputs(hidden, q.device)
     wanted = plain(x, q, scale).float()
-    kernels: dict[int, Product] = {}
-    for groups, (config, _) in known.items():
-        cubin = head_kernels.compile_kernel(config, hidden, limits.architecture)
-        kernel = HeadKernel(cubin, config, rows, limits.multiprocessors)
-        part = x[: 8 * groups]
-        if bad := wrong(kernel(part, q, scale), wanted[: len(part)]):
-            raise KernelError(f"{bad} logits are wrong with {config}")
-        kernels[groups] = kernel
+
+    def built(known: Chosen) -> dict[int, Product]:
+        kernels: dict[int, Product] = {}
+        for groups, (config, _) in known.items():
+            cubin = head_kernels.compile_kernel(config, hidden, limits.architecture)
+            kernel = HeadKernel(cubin, config, rows, limits.multiprocessors, q.device)
+            part = x[: 8 * groups]
+            if bad := wrong(kernel(part, q, scale), wanted[: len(part)]):
+                raise KernelError(f"{bad} logits are wrong with {config}")
+            kernels[groups] = kernel
+        return kernels
+
+    known, source, kernels = remembered(path, hidden, limits), "cache", None
+    if known is not None:
+        try:
+            kernels = built(known)
+        except KernelError as error:
+            logger.warning(
+                "The FP8 head's kernel is tried anew, %s does not work: %s.", path, error
+            )
+    if known is None or kernels is None:
+        torch.cuda.empty_cache()  # the trial is another process: leave it what the BF16 head held
+        text, source = run_trial(rows, hidden, q.device), "trial"
+        known = understood(text, hidden, limits)
+        if known is None:
+            raise KernelError(f"the trial answered {text[:200]!r}")
+        kernels = built(known)
+        keep(path, known)
     details = {
         "kernel_config": {str(8 * g): asdict(c) for g, (c, _) in known.items()},
         "kernel_us": {str(8 * g): us for g, (_, us) in known.items()},
@@ -256,16 +314,27 @@ def choose(q: torch.Tensor, scale: torch.Tensor, exact: Product, fast: Product) 
     """
     if q.device.type != "cuda":
         return Choice(PLAIN, exact)
-    plain = exact
+    plain, notes = exact, []
     try:
         if not bf16_works(q, scale, exact, fast):
             raise KernelError("the product of BF16 matrices is wrong")
         plain = fast
-        return tuned(q, scale, plain)
     except Exception as error:  # whatever it is, a slower head is better than no server
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        notes.append(said(error))
+        logger.warning("The FP8 LM head's product for many tokens stays in float32: %s.", notes[-1])
+    try:
+        choice = tuned(q, scale, plain)
+    except Exception as error:
+        notes.append(said(error))
         logger.warning(
-            "The FP8 LM head falls back to torch's product, which is slower: %s.",
-            reason.rstrip("."),
+            "The FP8 LM head falls back to torch's product, which is slower: %s.", notes[-1]
         )
-        return Choice(PLAIN, plain, {"kernel_note": reason})
+        choice = Choice(PLAIN, plain)
+    if notes:
+        choice.details["kernel_note"] = "; ".join(notes)
+    return choice
+
+
+def said(error: Exception) -> str:
+    """An error as part of one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500].rstrip(".")

@@ -74,7 +74,8 @@ def compile_source(source: bytes, options: list[str], architecture: str) -> byte
         encoded = [o.encode() for o in options]
         (code,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         if int(code) != 0:
-            log = b" " * int(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            # NVRTC writes into the object, and Python shares all byte strings of length 1.
+            log = b" " * max(2, int(checked(nvrtc.nvrtcGetProgramLogSize(program))))
             checked(nvrtc.nvrtcGetProgramLog(program, log))
             text = log.decode(errors="replace").strip("\0 \n")
             raise KernelError(f"NVRTC {code}: {text[:2000]}")
@@ -132,13 +133,19 @@ class HeadKernel:
         cubin: what :func:`compile_kernel` made for ``config``.
         rows: of the head.
         multiprocessors: of the device.
+        device: where ``q``, ``scale`` and every ``x`` are; the current one if None.
     """
 
     TYPES = (*(ctypes.c_void_p,) * 4, *(ctypes.c_int,) * 4)
 
-    def __init__(self, cubin: bytes, config: Config, rows: int, multiprocessors: int) -> None:
+    def __init__(
+        self, cubin: bytes, config: Config, rows: int, multiprocessors: int, device=None
+    ) -> None:
+        import torch
+
         self.config, self.rows = config, rows
-        self._module = Module(cubin)
+        with torch.cuda.device(device):
+            self._module = Module(cubin)
         self._function = self._module.function(ENTRY)
         blocks = min(multiprocessors * config.blocks, -(-rows // TILE_ROWS))
         self._block_rows = -(-rows // blocks)
@@ -149,21 +156,18 @@ class HeadKernel:
         import torch
 
         out = torch.empty(x.shape[0], self.rows, dtype=torch.bfloat16, device=x.device)
-        launch(
-            self._function,
-            self._grid,
-            self.config.warps * 32,
-            torch.cuda.current_stream(x.device).cuda_stream,
-            (
-                q.data_ptr(),
-                scale.data_ptr(),
-                x.data_ptr(),
-                out.data_ptr(),
-                x.shape[0],
-                self.rows,
-                x.stride(0),
-                self._block_rows,
-            ),
-            self.TYPES,
+        values = (
+            q.data_ptr(),
+            scale.data_ptr(),
+            x.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            self.rows,
+            x.stride(0),
+            self._block_rows,
         )
+        with torch.cuda.device(x.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            threads = self.config.warps * 32
+            launch(self._function, self._grid, threads, stream, values, self.TYPES)
         return out

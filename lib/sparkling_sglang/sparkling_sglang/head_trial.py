@@ -1,25 +1,22 @@
 """Try the FP8 head's configurations on a GPU: ``python -m sparkling_sglang.head_trial``.
 
-Started by :mod:`sparkling_sglang.head_choice` with the file to write, the head's rows and columns
-and the device's number. The weights are random: a product's time does not depend on them.
+Started by :mod:`sparkling_sglang.head_choice` with the head's rows and columns and the device's
+number. The weights are random: a product's time does not depend on them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
-from sparkling_sglang import head_kernels, status
+from sparkling_sglang import head_kernels
 from sparkling_sglang.fp8_head import dequantized_product
-from sparkling_sglang.head_choice import Limits, candidates, inputs, wrong
+from sparkling_sglang.head_choice import Chosen, Limits, as_text, candidates, inputs, wrong
 from sparkling_sglang.head_kernels import Config, HeadKernel, KernelError
 
 CALLS, REPLAYS = 4, 9  # in a graph, and how often it is replayed
@@ -85,7 +82,7 @@ def random_head(rows: int, hidden: int, device: torch.device) -> tuple[torch.Ten
     return codes.view(torch.float8_e4m3fn), scale
 
 
-def trial(rows: int, hidden: int, device: torch.device) -> dict[int, tuple[Config, float]]:
+def trial(rows: int, hidden: int, device: torch.device) -> Chosen:
     """Groups of 8 tokens -> the fastest configuration and its microseconds for the fewest tokens.
 
     Raises:
@@ -95,7 +92,7 @@ def trial(rows: int, hidden: int, device: torch.device) -> dict[int, tuple[Confi
     q, scale = random_head(rows, hidden, device)
     x = inputs(hidden, device)
     wanted = dequantized_product(x, q, scale)
-    chosen: dict[int, tuple[Config, float]] = {}
+    chosen: Chosen = {}
     for groups in (1, 2):
         configs = candidates(hidden, groups, limits)
 
@@ -112,7 +109,7 @@ def trial(rows: int, hidden: int, device: torch.device) -> dict[int, tuple[Confi
             cubin = cubins[config]
             if isinstance(cubin, KernelError):
                 raise cubin
-            return HeadKernel(cubin, config, rows, limits.multiprocessors)
+            return HeadKernel(cubin, config, rows, limits.multiprocessors, device)
 
         part, few = x[: 8 * groups], x[: 8 * groups - 7]
         try:
@@ -128,26 +125,15 @@ def trial(rows: int, hidden: int, device: torch.device) -> dict[int, tuple[Confi
     return chosen
 
 
-def remember(path: Path, chosen: dict[int, tuple[Config, float]]) -> None:
-    """Write what :func:`sparkling_sglang.head_choice.remembered` reads.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    stored = {g: {"config": asdict(c), "us": round(us, 1)} for g, (c, us) in chosen.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    status.replace_file(path, json.dumps(stored, indent=1) + "\n")
-
-
 def main(told: list[str]) -> None:
-    """Try, and write the file named first; ends with an error's text where that fails."""
+    """Try, and print the choice as one line; ends with an error's text where that fails."""
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no CUDA device")
-    path, rows, hidden, index = Path(told[0]), *map(int, told[1:])
+    rows, hidden, index = map(int, told)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     try:
-        remember(path, trial(rows, hidden, device))
+        print(as_text(trial(rows, hidden, device)))
     except (KernelError, OSError, RuntimeError) as error:
         raise SystemExit(" ".join(str(error).split())[:800]) from error
 
