@@ -244,7 +244,7 @@ def environment(args: argparse.Namespace, arm: Arm, gpu: int, folder: Path) -> d
         env = {k: v for k, v in env.items() if k.startswith(("PYTHON", "HF_", "FULL_"))} | cpu
     if arm.kernels == "marlin" and not args.cpu:
         env["FULL_SIZE_MARLIN"] = str(args.state / "marlin")
-    # "stock" has none of our switches: what the plugin costs while it does nothing.
+    # "stock" has none of our switches: what the clamp and the status file cost over the bare plugin.
     status = {} if arm.name == "stock" else {"SPARKLING_STATUS_FILE": str(folder / "status.json")}
     changed = dict(pair.split("=", 1) for pair in args.set)
     return env | status | arm.env | changed

@@ -566,5 +566,8 @@ def test_the_readme_quotes_the_record(record, root):
         f"{100 * timed(record, 'sparkling', 16)['of_read']:.0f} % for 16",
         f"BF16 through cuBLAS {timed(record, 'bf16 cublas', 1)['us']:.0f}",
         f"Humming's dense kernel {humming:.0f}",
+        f"512 tokens: {timed(record, 'bf16 cublas', 512)['us']:.0f} µs against "
+        f"{timed(record, 'sparkling', 512)['us']:,.0f} µs",
+        f"({record['plain']['quantized'][0]['details']['kernel_seconds']:.0f} s on an H200)",
     )
     assert [quote for quote in quotes if quote not in text] == []

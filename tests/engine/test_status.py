@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
+import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import sglang.version
-from sparkling_sglang import status, switches
+from sparkling_sglang import head_choice, status, switches
 from sparkling_sglang.patches import Patches
 
 
@@ -238,3 +241,28 @@ def test_one_file_has_one_writer(engine_context, monkeypatch, tp, dp, writes):
     here = SimpleNamespace(tp_rank=tp, dp_rank=dp)
     monkeypatch.setattr(runtime_context, "get_parallel", lambda: here)
     assert status.first() is writes
+
+
+def keys_of(tree: ast.AST) -> set[str]:
+    """The constant keys of every dict literal that is given to ``update`` or to ``Status``."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    named = [c for c in calls if getattr(c.func, "attr", getattr(c.func, "id", "")) in GIVEN]
+    found = {word.arg for call in named for word in call.keywords if word.arg}
+    for one in (n for call in named for n in ast.walk(call) if isinstance(n, ast.Dict)):
+        found |= {k.value for k in one.keys if isinstance(k, ast.Constant)}
+    return found
+
+
+GIVEN = ("update", "Status")
+
+
+def test_the_design_names_every_field(root):
+    text = (root / "docs" / "design.md").read_text()
+    table = text.partition("### The status file")[2].partition("\n###")[0]
+    documented = {word.rpartition(".")[2] for word in re.findall(r"`([\w.]+)`", table)}
+    written = set()
+    for path in Path(status.__file__).parent.rglob("*.py"):
+        written |= keys_of(ast.parse(path.read_text()))
+    written |= set(re.findall(r'"(kernel\w*)"', Path(head_choice.__file__).read_text()))
+    assert {"patched", "head", "bytes_after", "kernel_from", "head_shared", "compile_s"} <= written
+    assert written - documented == set()

@@ -195,8 +195,22 @@ def test_the_record_of_the_library_shows_the_switches_live_and_right():
     assert "addmm_cuda" in record.arms["unshared"].facts["raised"]
     assert record.arms["clamp-off"].facts["moe"]["wrong_limits"] == [str(n) for n in range(35, 42)]
     for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain")):
-        for context in record.contexts:  # neither the plugin nor the clamp costs half a percent
+        for (
+            context
+        ) in record.contexts:  # neither the clamp nor the status file costs half a percent
             assert abs(record.factor(against, name, context).value - 1) < 0.005
+
+
+def test_a_round_has_as_many_products_of_the_head_as_the_saving_counts():
+    """The same requests were made of both servers, and with no draft accepted a round makes a token."""
+    arms = fullsize.recorded().arms
+    plain, nextn = (
+        arms[fullsize.arm_name("humming", "fp8", mode)].facts["head"]["applied"]
+        for mode in fullsize.MODES
+    )
+    counted = {saving.mode: saving.products for saving in fullsize.recorded().savings()}
+    # The file is up to half a second behind: some 75 steps of nearly 2,000.
+    assert nextn / plain == pytest.approx(counted["nextn"] / counted["plain"], rel=0.05)
 
 
 def test_outputs_of_the_record_are_not_one_token_over_and_over():
@@ -220,4 +234,12 @@ def test_the_design_quotes_the_record(root):
         for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain"))
         for context in record.contexts
     ]
-    assert f"{min(factors):.3f} to\n{max(factors):.3f}" in text
+    text = " ".join(text.split())
+    assert f"{min(factors):.3f} to {max(factors):.3f}" in text
+    (_, bf16), (short, fp8) = (
+        [f"{record.round_cost('humming', head, c).value:.1f}" for c in record.contexts]
+        for head in fullsize.HEADS
+    )
+    assert f"a round costs {bf16} (BF16 head) or {fp8} steps (FP8) instead of {short}:" in text
+    tried = {name: why for name, why in record.unmeasured.items() if name.startswith("marlin")}
+    assert "was not ready within 330 s" in tried["marlin-bf16-plain"] and "within 330 s" in text
