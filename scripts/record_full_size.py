@@ -409,6 +409,8 @@ def summary(
     rounds = meta.get("spec_verify_ct")
     units = rounds or n - n0
     half = arrived[len(arrived) // 2]
+    if not n0 < n or not half[1] < n:
+        raise Failed(f"an answer's later half brought no token: {arrived[-1]}")
     later = (end - half[0]) / (n - half[1]) * (n - n0) / units
     server = None
     if meta.get("e2e_latency") and meta.get("first_token_latency"):

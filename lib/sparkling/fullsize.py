@@ -223,8 +223,8 @@ def _difference(sides: Sequence[tuple[float, Cell]], *, log: bool = False) -> In
         return Interval(total, None, None, n, method)
     parts = [(w * w * variance(x) / len(x), len(x) - 1) for w, x in values]
     spread = sum(v for v, _ in parts)
-    if spread == 0:
-        return Interval(total, total, total, n, method)
+    if spread == 0:  # alike to the record's last digit: that is no certainty
+        return Interval(total, None, None, n, method)
     df = max(1, int(spread**2 / sum(v * v / d for v, d in parts)))
     half = t_quantile(0.975, df) * math.sqrt(spread)
     return Interval(total, total - half, total + half, n, method)
@@ -278,7 +278,7 @@ def of(data: Mapping[str, Any]) -> Record:
             )
             for context, cell in found["contexts"].items()
         }
-        if any(not cell.ms or min(cell.ms) <= 0 for cell in cells.values()):
+        if any(not c.ms or not all(0 < x < math.inf for x in c.ms) for c in cells.values()):
             raise ValueError(f"{name} holds no times")
         facts = {key: value for key, value in found.items() if key != "contexts"}
         arms[name] = Arm(name, cells, facts)

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from sparkling import fullsize, show_cost
+from sparkling.costmodel import STEPS
 from sparkling.fullsize import HEADS, KERNELS, MODES, SWITCHES, WORTH, Record, arm_name
 from sparkling.plots import COLOURS
 from sparkling.show import View
@@ -53,7 +54,7 @@ def table(record: Record | None = None) -> View:
         rows.append(row)
     caption = (
         f"Recorded {record.date}: {record.conditions}. Median [least, most] of single requests. "
-        "Ready: imports and load to the first answer, the first start of each kernel with its "
+        "Ready: imports and load until /health answers, the first start of each kernel with its "
         "compiling; weights as the server's log counts them, before the head was quantized; KV cache: "
         "what fits into the same share of memory." + _why(record)
     )
@@ -140,8 +141,9 @@ def head_table(record: Record | None = None) -> View:
     ]
     reads = ", ".join(f"GPU {g} {r / 1e9:,.0f} GB/s" for g, r in sorted(record.bandwidth.items()))
     caption = (
-        f"Worth: bytes saved over the fastest measured reading ({reads}). Products of the head: one a "
-        "step; a round has one of 4 rows to verify and one for each of 3 drafts."
+        f"Worth: bytes saved over the fastest measured reading ({reads}), taken as exact: the share's "
+        "interval is the time's alone. Products of the head: one a step; a round has one of "
+        f"{1 + STEPS} rows to verify and one for each of {STEPS} drafts."
     )
     return _table(rows, title="The FP8 head against its bytes", caption=caption, width=130)
 

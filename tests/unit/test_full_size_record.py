@@ -69,6 +69,8 @@ def test_a_round_is_counted_by_the_server(script):
 def test_an_answer_in_two_chunks_tells_no_steps(script):
     with pytest.raises(script.Failed, match="2 chunks"):
         script.summary(64, [(0.1, 1), (0.2, 9)], {}, [])
+    with pytest.raises(script.Failed, match="no token"):  # the last chunks repeat the count
+        script.summary(64, [(0.1, 1), (0.2, 9), (0.3, 9)], {}, [])
 
 
 def test_the_log_tells_timings_and_memory(script):

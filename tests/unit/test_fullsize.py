@@ -79,6 +79,15 @@ def test_the_interval_is_welchs():
     assert found.high - found.value == pytest.approx(4.30265 * math.sqrt(spread), rel=1e-5)
 
 
+def test_requests_alike_to_the_last_digit_are_no_certainty(data):
+    for head in fullsize.HEADS:
+        data["arms"][f"humming-{head}-plain"]["contexts"]["1024"]["ms"] = [4.9, 4.9]
+    found = fullsize.of(data).effect("fp8-head", "plain", 1024)
+    assert found.low is not None  # the other kernels' arms have a spread
+    found = fullsize.of(data).factor("humming-bf16-plain", "humming-fp8-plain", 1024)
+    assert (found.value, found.low, found.n) == (1.0, None, 2)
+
+
 def test_one_request_tells_no_interval(data):
     data["arms"]["humming-fp8-plain"]["contexts"]["1024"]["ms"] = [4.9]
     found = fullsize.of(data).effect("fp8-head", "plain", 1024)
@@ -158,6 +167,7 @@ def test_a_wrong_file_is_one_sentence(data, tmp_path):
     for broken in (
         {"schema": "other"},
         {"arms": {"a": {"contexts": {"1": {"ms": []}}}}},
+        {"arms": {"a": {"contexts": {"1": cell(float("nan"), "step")}}}},
         {"date": 0},
     ):
         path.write_text(json.dumps({**data, **broken} if broken != {"date": 0} else [1]))
