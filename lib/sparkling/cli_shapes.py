@@ -14,16 +14,19 @@ def _shapes(args: argparse.Namespace) -> int:
 
     if args.measure and args.record:
         raise UsageError("Give --measure or --record, not both: one measures, the other reads.")
+    if not args.measure and (args.out or args.only is not None):
+        raise UsageError("--out and --only say what to measure: give --measure with them.")
     if args.measure:
         out = Path(args.out or "kernel-shapes.json")
-        found = shapes_live.measure(lane.detect(args.lane), out, only=args.only or "")
+        only = "" if args.only is None else shapes_live.parts(args.only)
+        found = shapes_live.measure(lane.detect(args.lane), out, only=only)
         path = out
     else:
         path = Path(args.record) if args.record else shapes.RECORDED
         found = shapes.read(path)
     if args.json:
         print(json.dumps(json.loads(path.read_text("utf-8")), indent=1))
-        return 0
+        return 1 if args.measure and found.missing else 0
     views = [
         show_shapes.where(found, live=args.measure),
         show_shapes.limit(found),

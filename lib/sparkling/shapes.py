@@ -32,7 +32,8 @@ ROUTINGS = ("random", "repeated")
 PARTS = ("layer", "products")
 LEAST = 3  # samples
 ROUNDING = 0.02
-"""Relative distance from float32 up to which an output of the experts is called rounded."""
+"""Relative distance from float32 up to which an output of the experts is called rounded; the benchmark
+has the same (`shapes_experts.WRONG`)."""
 EQUAL = 0.02
 """Costs that differ by less are called equal (our choice of a word)."""
 
@@ -112,6 +113,10 @@ class Record:
     expert_errors: Mapping[str, float]  # distance from float32, by backend
     missing: tuple[str, ...]
     remarks: tuple[str, ...] = ()  # what was found about the record after the run
+
+    def shown_right(self, backend: str) -> bool:
+        """Whether one token's output of this backend was shown to be float32's but for rounding."""
+        return self.expert_errors[backend] < ROUNDING
 
     def moved(self, case: HeadCase | ExpertCase) -> float:
         """Bytes of weights that a call of this case must read."""
@@ -229,6 +234,9 @@ def of(data: Any) -> Record:
         for name, way in table_of(band.get("ways"), "bandwidth.ways").items()
         if "error" not in table_of(way, f"bandwidth.ways.{name}")
     }
+    reader = text_of(band.get("best"), "bandwidth.best")
+    if reader not in readers:
+        raise Wrong(f"bandwidth.best is {reader!r}, of which bandwidth.ways has no times")
     experts = tuple(
         _expert(table_of(case, f"experts[{i}]"), f"experts[{i}]", backends)
         for i, case in enumerate(list_of(top.get("experts", []), "experts"))
@@ -236,15 +244,24 @@ def of(data: Any) -> Record:
     )
     if experts and not shape:
         raise Wrong("expert_shape is missing")
+    many, top_k = (count_of(shape.get(k, 1), f"expert_shape.{k}") for k in ("experts", "top_k"))
+    if top_k > many:
+        raise Wrong(f"expert_shape.top_k is {top_k} of {many} experts")
     return Record(
         device=text_of(facts.get("name"), "device.name"),
         facts=facts,
         taken=text_of(top.get("taken"), "taken"),
         command=text_of(top.get("command"), "command"),
-        versions=table_of(top.get("versions"), "versions"),
-        clocks=table_of(top.get("clocks", {}), "clocks"),
+        versions={
+            name: text_of(version, f"versions.{name}")
+            for name, version in table_of(top.get("versions"), "versions").items()
+        },
+        clocks={
+            when: table_of(said, f"clocks.{when}")
+            for when, said in table_of(top.get("clocks", {}), "clocks").items()
+        },
         limit=number_of(band.get("bytes_s"), "bandwidth.bytes_s"),
-        reader=text_of(band.get("best"), "bandwidth.best"),
+        reader=reader,
         readers=readers,
         read_bytes=count_of(band.get("bytes"), "bandwidth.bytes"),
         head=tuple(
@@ -257,10 +274,10 @@ def of(data: Any) -> Record:
             count_of(sizes.get("hidden"), "head_shape.hidden"),
         ),
         experts=experts,
-        experts_of=count_of(shape.get("experts", 1), "expert_shape.experts"),
-        top_k=count_of(shape.get("top_k", 1), "expert_shape.top_k"),
+        experts_of=many,
+        top_k=top_k,
         expert_bytes=_numbers(backends, "expert_bytes_stored"),
-        expert_errors=_numbers(backends, "relative_error"),
+        expert_errors=_numbers(backends, "relative_error", least=0.0),
         missing=tuple(missing),
         remarks=tuple(
             text_of(one, "remarks") for one in list_of(top.get("remarks", []), "remarks")
@@ -306,10 +323,12 @@ def _times(case: dict[str, Any], where: str) -> Times:
     return Times(tuple(us), count_of(case.get("calls"), f"{where}.calls"), bool(case.get("graph")))
 
 
-def _numbers(backends: Mapping[str, Any], key: str) -> dict[str, float]:
+def _numbers(
+    backends: Mapping[str, Any], key: str, *, least: float | None = None
+) -> dict[str, float]:
     return {
         name: number_of(
-            table_of(b, f"backends.{name}").get(key), f"backends.{name}.{key}", least=0.0
+            table_of(b, f"backends.{name}").get(key), f"backends.{name}.{key}", least=least
         )
         for name, b in backends.items()
     }

@@ -6,6 +6,7 @@ It must have the GPU to itself, so it is refused while anything else computes on
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
 MODULE = "sparkling_sglang.bench_shapes"
+PARTS = ("bandwidth", "head", "experts", "marlin")
+NEEDED = "bandwidth"  # the limit: without it no case can be judged
 LIMIT_S = 300.0
 GRACE_S = 30.0  # for the child to see its own limit
 
@@ -41,6 +44,42 @@ def refusal(lane: Lane, holders: Holders = gpus.holders) -> str | None:
     return None
 
 
+def parts(text: str) -> str:
+    """Comma-separated parts of the benchmark, as it takes them. Raises UsageError."""
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in asked if name not in PARTS]
+    if unknown or not asked:
+        raise UsageError(
+            f"{unknown[0] if unknown else text!r} is no part of the kernels' benchmark; the parts are "
+            f"{', '.join(PARTS)}."
+        )
+    if NEEDED not in asked:
+        raise UsageError(
+            f"A record needs the device's {NEEDED}, which every time is put against: add it, as in "
+            f"--only {','.join([NEEDED, *asked])}."
+        )
+    return ",".join(asked)
+
+
+def _place(out: Path) -> None:
+    """Make room for a record at `out`; whatever else lies there stays. Raises UsageError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise UsageError(f"{out} is a folder; name a file for the record.")
+        if out.exists():
+            kept = json.loads(out.read_text("utf-8"))
+            if not isinstance(kept, dict) or kept.get("schema") != shapes.SCHEMA:
+                raise ValueError
+            out.unlink()
+    except ValueError:
+        raise UsageError(
+            f"{out} exists and is no record of the kernels, so it is left alone; name another file."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror or error}).") from None
+
+
 def measure(
     lane: Lane,
     out: Path,
@@ -50,25 +89,26 @@ def measure(
     holders: Holders = gpus.holders,
 ) -> shapes.Record:
     """Run the benchmark and read the record that it leaves at `out` (its output beside it, .log).
+    An older record there is replaced. only: its parts, comma-separated (default: all but Marlin).
 
     A record that lacks cases is returned with them named in `missing`; the child never outlives this
     call.
 
     Raises:
-        UsageError: it cannot run here (see `refusal`).
+        UsageError: it cannot run here (see `refusal`), or not write there, or `only` is wrong.
         SparklingError: it ended without a usable record.
     """
+    only = parts(only) if only else ""
     reason = refusal(lane, holders)
     if reason:
         raise UsageError(reason)
     out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.unlink(missing_ok=True)
+    _place(out)
     command = [str(lane.server_python), "-m", MODULE, "--out", str(out)]
     # As the recipes set them, so that kernels compiled for a server are found and kept.
     humming = {"HUMMING_COMPILER": "nvrtc", "HUMMING_CACHE_DIR": str(lane.cache / "humming")}
     command += ["--limit-s", f"{limit_s:g}"] + (["--only", only] if only else [])
-    said = out.with_suffix(".log")
+    said = out.with_name(out.name + ".log")
     with said.open("wb") as log:
         child = subprocess.Popen(
             command,

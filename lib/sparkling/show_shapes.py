@@ -9,7 +9,6 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from sparkling import shapes
 from sparkling.errors import UsageError
 from sparkling.shapes import ExpertCase, HeadCase, Record
 from sparkling.show import View, note, table
@@ -142,7 +141,7 @@ def experts(record: Record, *, part: str = "layer", backend: str = "humming") ->
         for case in cases
     ]
     error = record.expert_errors[backend]
-    doubt = "" if error < shapes.ROUNDING else ", which is more than rounding: see the remark"
+    doubt = "" if record.shown_right(backend) else ", which is more than rounding"
     caption = (
         f"{_TIMES} of {cases[0].times.calls} calls, each with its own route and layer. Union: "
         "experts read, mean and span over the calls timed. Cost: in times of one token, 95 % interval "
@@ -150,6 +149,7 @@ def experts(record: Record, *, part: str = "layer", backend: str = "humming") ->
         f"{error:.2g} away from float32{doubt}.{_launches(cases)}"
     )
     title = f"{backend.capitalize()}, {what}: {record.experts_of} experts, top {record.top_k}"
+    title += unproved(record, backend)
     return table(rows, title=title, caption=caption, width=_WIDE)
 
 
@@ -177,8 +177,14 @@ def experts_picture(record: Record, *, backend: str = "humming") -> View:
     axes.set_xlabel("tokens at once", fontsize=8.5)
     axes.set_ylabel("µs a layer", fontsize=8.5)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
-    title = f"Routed experts on {record.device}, {backend}"
+    title = f"Routed experts on {record.device}, {backend}{unproved(record, backend)}"
     return _view(figure, title, experts(record, backend=backend).text)
+
+
+def unproved(record: Record, *backends: str) -> str:
+    """What a table's title must say of backends whose output was not shown to be right; or nothing."""
+    names = [one.capitalize() for one in backends if not record.shown_right(one)]
+    return f" ({' and '.join(names)}: output not shown to be right in this run)" if names else ""
 
 
 # -- pieces --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from sparkling import shapes, shapes_round
 from sparkling.shapes import Record
 from sparkling.show import View, note, table
+from sparkling.show_shapes import unproved
 
 
 def backends(record: Record, a: str = "humming", b: str = "marlin") -> View:
@@ -30,15 +31,14 @@ def backends(record: Record, a: str = "humming", b: str = "marlin") -> View:
         )
     if not rows:
         return note(f"This record does not hold both {a} and {b}, so they are not compared.")
-    wrong = [n for n in (a, b) if record.expert_errors[n] >= shapes.ROUNDING]
     caption = (
         "Medians of one layer's time, the same routes and layers for both; share: of the limit."
     )
-    if wrong:
-        caption += f" Of {' and '.join(wrong)} see the remark under what was measured."
-    return table(
-        rows, title=f"{a.capitalize()} and {b.capitalize()} on {record.device}", caption=caption
-    )
+    doubt = unproved(record, a, b)
+    if doubt:
+        caption += " Why it was not shown, and what of it stands: see under what was measured."
+    title = f"{a.capitalize()} and {b.capitalize()} on {record.device}{doubt}"
+    return table(rows, title=title, caption=caption)
 
 
 def consistency(record: Record, *, backend: str = "humming") -> View:

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,25 @@ def test_where_the_backend_leaves_the_scaling_to_the_router_its_weights_carry_it
 
 def test_a_backend_that_computes_something_else_is_not_right():
     assert not shapes_experts.Bench(Plain(wrong=True), SMALL, CPU, layers=1, calls=1).right
+
+
+def test_what_is_no_number_is_a_failure_and_never_in_the_record(tmp_path, monkeypatch):
+    class Nothing(Plain):
+        def run(self, layer, x, ids, weights):
+            return torch.full_like(x, math.nan, dtype=torch.float32)
+
+    monkeypatch.setattr(shapes_backends, "ExpertShape", lambda: SMALL)
+    monkeypatch.setattr(shapes_backends, "BACKENDS", {"humming": lambda _: Nothing()})
+    monkeypatch.setattr(shapes_experts, "layers_that_fit", lambda *_: 1)
+    kept = record(tmp_path)
+    bench_shapes.measure_all(kept, ("experts",), HostTimer(), CPU)
+    assert "values that are no numbers" in kept.fields["failed"][0]["reason"]
+    assert "experts" not in kept.fields and "NaN" not in kept.path.read_text()
+
+    monkeypatch.setattr(shapes_head, "_error", lambda *_: math.nan)
+    shape = shapes_head.HeadShape(vocab=320, hidden=64)
+    (case, *_) = shapes_head.measure(HostTimer(), CPU, shape, rows=(1,), calls=3)
+    assert "values that are no numbers" in case["error"] and "relative_error" not in case
 
 
 def test_a_case_that_fails_says_so_and_the_next_follows():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copy
 import json
 import os
@@ -182,6 +184,15 @@ WRONG = {
     "unions": (lambda d: d["experts"][1]["union"].pop(), "9 times and 8 unions"),
     "shape": (lambda d: d.pop("expert_shape"), "expert_shape is missing"),
     "case": (lambda d: d["experts"].append(7), "experts[4] is no table"),
+    "reader": (lambda d: d["bandwidth"].update(best="x"), "of which bandwidth.ways has no times"),
+    "broken reader": (lambda d: d["bandwidth"].update(best="broken"), "bandwidth.best is 'broken'"),
+    "clocks": (lambda d: d["clocks"].update(after=["1980 MHz"]), "clocks.after is no table"),
+    "version": (lambda d: d["versions"].update(torch=None), "versions.torch is missing"),
+    "top k": (lambda d: d["expert_shape"].update(experts=4), "expert_shape.top_k is 8 of 4"),
+    "no bytes": (
+        lambda d: d["backends"]["humming"].update(expert_bytes_stored=0),
+        "backends.humming.expert_bytes_stored is not a number",
+    ),
 }
 
 
@@ -204,6 +215,19 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, content):
         shapes.read(path)
     with pytest.raises(UsageError, match="cannot be read"):
         shapes.read(tmp_path / "absent.json")
+
+
+def test_the_benchmark_has_the_same_words_and_the_same_rounding(root):
+    """The benchmark runs in the server's Python, where this library is not."""
+    folder = root / "lib/sparkling_sglang/sparkling_sglang"
+    found = {}
+    for name in ("bench_shapes", "shapes_experts"):
+        for node in ast.parse((folder / f"{name}.py").read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                with contextlib.suppress(ValueError):
+                    found[node.targets[0].id] = ast.literal_eval(node.value)
+    assert (found["SCHEMA"], found["PARTS"]) == (shapes.SCHEMA, shapes_live.PARTS)
+    assert found["WRONG"] == shapes.ROUNDING
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -263,9 +287,26 @@ def test_recorded_elsewhere_is_never_shown_as_measured_here(record):
 
 @pytest.mark.parametrize("picture", [show_shapes.head_picture, show_shapes.experts_picture])
 def test_pictures_are_small_and_say_their_numbers(record, picture):
+    assert "not shown to be right" not in picture(record).text
     view = picture(record)
     assert view.png.startswith(b"\x89PNG") and len(view.png) < 60_000
     assert "Made Up 1" in view.text and "at the limit" in view.text
+
+
+def test_a_wrong_output_is_said_in_the_title_of_every_table_with_its_times(tmp_path):
+    def change(d):
+        d["backends"]["marlin"] = {"expert_bytes_stored": EXPERT, "relative_error": 0.03}
+        d["experts"] += [{**one, "backend": "marlin"} for one in d["experts"]]
+
+    found = shapes.read(made(tmp_path, change))
+    says = "(Marlin: output not shown to be right in this run)"
+    views = [
+        show_shapes.experts(found, backend="marlin"),
+        show_shapes.experts_picture(found, backend="marlin"),
+        show_shapes_more.backends(found),
+    ]
+    assert all(says in view.text.splitlines()[0] for view in views)
+    assert says not in str(show_shapes.experts(found))
 
 
 def test_an_empty_record_shows_sentences(tmp_path):
@@ -311,11 +352,16 @@ def test_the_record_of_the_child_is_read(tmp_path):
     ready = lane(
         tmp_path, script=f'echo $HUMMING_CACHE_DIR; echo "$@" > {tmp_path}/said; cp {good} "$4"'
     )
-    found = shapes_live.measure(ready, tmp_path / "new" / "x.json", only="head", holders=nobody)
+    found = shapes_live.measure(
+        ready, tmp_path / "new" / "x.json", only="head, bandwidth", holders=nobody
+    )
     assert found.device == "Made Up 1"
     said = (tmp_path / "said").read_text()
-    assert said.startswith("-m sparkling_sglang.bench_shapes --out") and "--only head" in said
-    assert (tmp_path / "new" / "x.log").read_text() == f"{tmp_path}/cache/humming\n"
+    assert (
+        said.startswith("-m sparkling_sglang.bench_shapes --out")
+        and "--only head,bandwidth" in said
+    )
+    assert (tmp_path / "new" / "x.json.log").read_text() == f"{tmp_path}/cache/humming\n"
 
 
 def test_a_child_that_leaves_nothing_is_quoted(tmp_path):
@@ -323,6 +369,20 @@ def test_a_child_that_leaves_nothing_is_quoted(tmp_path):
     ready = lane(tmp_path, script="echo bench_shapes: error: no CUDA device; exit 1")
     with pytest.raises(SparklingError, match="no CUDA device"):
         shapes_live.measure(ready, tmp_path / "x.json", holders=nobody)
+
+
+def test_what_is_no_record_is_not_overwritten(tmp_path):
+    ready = lane(tmp_path, script="exit 0")
+    mine = tmp_path / "notes.txt"
+    for content in ("my notes", "[]", '{"schema": "other/1"}'):
+        mine.write_text(content)
+        with pytest.raises(UsageError, match="is no record of the kernels, so it is left alone"):
+            shapes_live.measure(ready, mine, holders=nobody)
+        assert mine.read_text() == content
+    with pytest.raises(UsageError, match="is a folder"):
+        shapes_live.measure(ready, tmp_path, holders=nobody)
+    with pytest.raises(UsageError, match="cannot be written"):
+        shapes_live.measure(ready, mine / "x.json", holders=nobody)
 
 
 def test_a_child_that_hangs_is_ended(tmp_path, monkeypatch):
@@ -345,12 +405,25 @@ def test_the_command_shows_a_record(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == copy.deepcopy(data())
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_measurement_that_lacks_cases_exits_1(tmp_path, monkeypatch, capsys, more):
+    path = made(tmp_path, lambda d: d.update(stopped="stopped at the limit of 9 s"))
+    monkeypatch.setattr(shapes_live, "measure", lambda *_, **__: shapes.read(path))
+    assert cli.main(["shapes", "--measure", "--lane", "cpu", "--out", str(path), *more]) == 1
+    assert "stopped at the limit" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--measure", "--record", "x"], "not both"),
         (["--record", "/no/such"], "cannot be read"),
         (["--measure", "--lane", "cpu"], "lane cpu has none"),
+        (["--measure", "--only", "heads"], "'heads' is no part"),
+        (["--measure", "--only", ""], "'' is no part"),
+        (["--measure", "--only", "head"], "as in --only bandwidth,head"),
+        (["--out", "x.json"], "give --measure with them"),
+        (["--only", "head"], "give --measure with them"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_2(arguments, says, capsys):

@@ -203,6 +203,8 @@ def measure_experts(record: Record, timer: Any, device: Any, backend: str) -> No
     record.put(expert_shape=vars(shape))
     layers = experts.layers_that_fit(shape, device)
     bench = experts.Bench(shapes_backends.BACKENDS[backend](shape), shape, device, layers=layers)
+    if not math.isfinite(bench.relative_error):  # nothing to time, and JSON has no word for it
+        raise RuntimeError(f"one token's output of {backend} has values that are no numbers")
     facts = bench.facts()
     record.put(backends={**record.fields.get("backends", {}), backend: facts})
     _say(record, f"{backend}: {layers} layers ready in {bench.setup_s:.1f} s, {facts}")

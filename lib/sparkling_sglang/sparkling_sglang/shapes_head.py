@@ -5,6 +5,7 @@ Several copies of the weights take turns, so that none of what a call reads is i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,10 @@ def measure(
             if details := getattr(heads[0].quant_method, "details", None):
                 case["details"] = details  # how the kernel was chosen
             try:
-                case["relative_error"] = _error(step(0), exact[m])
+                error = _error(step(0), exact[m])
+                if not math.isfinite(error):
+                    raise RuntimeError("its logits have values that are no numbers")
+                case["relative_error"] = error
                 case |= timer.time(step, calls).to_json()
             except Exception as error:
                 case["error"] = f"{type(error).__name__}: {error}"[:300]

@@ -7,6 +7,7 @@ loads and adds, in a few shapes, and PyTorch's own sum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def measure(timer: Any, device: torch.device, size: int) -> dict[str, Any]:
             ways[name] = timer.time(lambda _, read=read: read(), 2).to_json()
         except Exception as error:
             ways[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
-    medians = {n: sorted(w["us"])[len(w["us"]) // 2] for n, w in ways.items() if "us" in w}
+    medians = {n: median(w["us"]) for n, w in ways.items() if "us" in w}
     if not medians:
         raise RuntimeError(f"no way of reading the memory worked: {ways}")
     best = min(medians, key=lambda name: medians[name])
