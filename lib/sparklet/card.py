@@ -95,9 +95,14 @@ often than those of greedy text. Texts longer than about 300 tokens were not tra
 `python scripts/train_sparklet.py train RUN --preset gpu`, then `export` (`settings.json`,
 `losses.jsonl`, `loss.svg`). Target and draft are trained together; the last part of the run computes
 with the stored formats' roundings. The same seed gives the same weights on the same machine.
-89 s on an H200. The preset `cpu` (fewer tokens) meets the same goals, measured by running it on a GPU;
-on two CPU cores it was timed for a few steps only: 65 to 97 minutes by extrapolation, depending on who
-else used them, so the aim of 60 minutes is not shown to be met.
+89 s on an H200.
+
+The preset `cpu` (fewer tokens) meets the same goals, measured by running it on a GPU. On two CPU cores
+it was timed for a few steps only: 70 minutes by extrapolation, so **the aim of 60 minutes is not met**.
+Two Zen 4 cores took 1.38 s a step (median of 10; quartiles 1.34 and 1.42; little else running), of
+3,000 steps, plus 0.03 s a step for drawing texts; beside other work 1.51 s (1.34, 2.39; n = 12), the
+fastest step 1.24 s. A step's 2.4 to 2.6 core-seconds are a third BF16 matrix products, which run near
+the cores' peak, a seventh Muon; the rest is passes over memory.
 
 | setting | value |
 |---|---|

@@ -45,8 +45,11 @@ class Settings:
 
 
 # gpu: 89 s on an H200. cpu: never run to its end on a CPU; its quality was measured by running it on
-# a GPU. On two Zen 4 cores that others used as well the median of 27 steps was 1.9 s (3.8
-# core-seconds), which makes 97 minutes; a quieter hour gave 2.7 core-seconds, or 65 minutes.
+# a GPU. Timed on two Zen 4 cores (AVX-512 with BF16, no AMX), steps of 4,096 tokens in two parts:
+# median 1.38 s (quartiles 1.34, 1.42; n = 10, rounded weights, little else running), 1.51 s (1.34,
+# 2.39; n = 12) beside other work, at best 1.24 s; 2.4 to 2.6 core-seconds. Drawing the texts takes
+# 0.03 s a step. That makes 70 minutes. With threads inside the operations instead of two parts: 2.17 s
+# (1.86, 2.43; n = 8), beside the same work as the 1.51 s.
 PRESETS = {
     "gpu": Settings(steps=1800, tokens=16_384),
     "cpu": Settings(steps=3000, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
