@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -288,14 +289,20 @@ class Bench:
             self.add("sparkling", m, size, lambda c, x=x: applied(self.heads[c], x), wanted)
             self.add_bf16(m, x)
         limits = head_choice.Limits.of(self.device)
+
+        @functools.cache  # built within add(), which notes what fails and goes on
+        def built(config):
+            cubin = head_kernels.compile_kernel(config, HIDDEN, limits.architecture)
+            return head_kernels.HeadKernel(cubin, config, ROWS, limits.multiprocessors, self.device)
+
         for groups, m in ((1, 1), (2, 16)):
             for config in head_choice.candidates(HIDDEN, groups, limits):
-                cubin = head_kernels.compile_kernel(config, HIDDEN, limits.architecture)
-                kernel = head_kernels.HeadKernel(cubin, config, ROWS, self.multiprocessors)
                 x = self.x[:m]
                 self.add(
                     "sparkling candidate", m, size,
-                    lambda c, k=kernel, x=x: lambda: k(x, self.q[c], self.scale),
+                    lambda c, config=config, x=x: functools.partial(
+                        built(config), x, self.q[c], self.scale
+                    ),
                     self.wanted[:m], config=asdict(config),
                 )  # fmt: skip
 

@@ -247,6 +247,24 @@ def test_the_trial_runs_in_a_process_of_its_own():
         head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0))
 
 
+def test_the_trial_prints_what_the_choice_understands(monkeypatch, capsys):
+    chosen = {1: (Config(20, 1), 90.0), 2: (Config(10, 1, groups=2), 93.0)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(
+        head_trial, "trial", lambda *told: told == (9, 2560, torch.device("cuda", 3)) and chosen
+    )
+    head_trial.main(["9", "2560", "3"])
+    assert head_choice.understood(capsys.readouterr().out, 2560, GB10) == chosen
+
+    def fail(*_):
+        raise KernelError("no\nwork")
+
+    monkeypatch.setattr(head_trial, "trial", fail)
+    with pytest.raises(SystemExit, match=r"^no work$"):
+        head_trial.main(["9", "2560", "3"])
+
+
 def test_the_trials_last_line_is_its_answer(monkeypatch):
     done = SimpleNamespace(returncode=0, stdout='a note\n{"1": 2}\n', stderr="a warning\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
