@@ -101,8 +101,8 @@ The preset `cpu` (fewer tokens) meets the same goals, measured by running it on 
 it was timed for a few steps only: 70 minutes by extrapolation, so **the aim of 60 minutes is not met**.
 Two Zen 4 cores took 1.38 s a step (median of 10; quartiles 1.34 and 1.42; little else running), of
 3,000 steps, plus 0.03 s a step for drawing texts; beside other work 1.51 s (1.34, 2.39; n = 12), the
-fastest step 1.24 s. A step's 2.4 to 2.6 core-seconds are a third BF16 matrix products, which run near
-the cores' peak, a seventh Muon; the rest is passes over memory.
+fastest step 1.24 s. A step's 2.4 to 2.6 core-seconds are a third BF16 matrix products (215 GFLOP/s
+on one core), a seventh Muon; the rest is passes over memory.
 
 | setting | value |
 |---|---|
