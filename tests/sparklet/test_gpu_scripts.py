@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import json
 import subprocess
 import sys
 from importlib import metadata
@@ -86,3 +87,39 @@ def test_a_retraining_s_words():
         "cpu-seed2-draft_rows0.25",
         ["--preset", "cpu", "--seed", "2", "--draft-rows", "0.25"],
     )
+
+
+FAKE = """
+import json, sys
+from pathlib import Path
+words, folder = sys.argv[1:], Path(sys.argv[2])
+if words[0] == "train":
+    if "13" in words:
+        raise SystemExit("no luck with this seed")
+    folder.mkdir()
+    (folder / "settings.json").write_text('{"seed": 2}')
+    (folder / "losses.jsonl").write_text("")
+elif words[0] == "export":
+    Path(words[2]).mkdir()
+else:
+    form = "bf16" if "bf16" in words else "stored"
+    found = {"sampled": {"accuracy": 0.5, "accept_length": 3.0}, "form": form}
+    found["repetition"] = {"accept_length": 3.9}
+    Path(words[words.index("--json") + 1]).write_text(json.dumps(found))
+"""
+
+
+def test_retraining_keeps_each_run_s_figures_and_says_which_failed(tmp_path, monkeypatch, capsys):
+    again = load("retrain_sparklet")
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    monkeypatch.setattr(again, "SCRIPT", script)
+    words = [str(tmp_path / "out"), "gpu:seed=2", "gpu:seed=13", "--device", "cpu", "--keep"]
+    assert again.main(words) == 1
+    said = capsys.readouterr().out
+    assert "failed: gpu-seed13" in said and "gpu-seed2, bf16: accuracy 0.500" in said
+    made = json.loads((tmp_path / "out" / "measured-gpu-seed2.json").read_text())
+    assert made["settings"] == {"seed": 2} and made["device"] == "cpu"
+    assert [made[form]["form"] for form in ("stored", "bf16")] == ["stored", "bf16"]
+    assert (tmp_path / "out" / "gpu-seed2").is_dir()  # the first run's model
+    assert "no luck" in (tmp_path / "out" / "gpu-seed13.log").read_text()
