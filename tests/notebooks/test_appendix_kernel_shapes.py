@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sparkling import lane, shapes, suite
+from sparkling import clampcheck, devices, fullsize, lane, shapes, shapes_round, suite
 
 
 def test_it_shows_the_records_and_says_that_they_are(root, tmp_path, monkeypatch):
@@ -36,6 +36,38 @@ def test_it_shows_the_records_and_says_that_they_are(root, tmp_path, monkeypatch
     ):
         assert words in text
     assert "This record holds no measurement" not in text
+
+
+def prose(root, name: str) -> str:
+    cells = json.loads((root / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    return " ".join(" ".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def test_the_figures_in_its_prose_are_the_records(root):
+    text = " ".join(prose(root, "appendix_kernel_shapes").split())
+    record, full = shapes.recorded(), fullsize.recorded()
+    one, marlin = record.expert_case(1), record.expert_case(1, backend="marlin")
+    head = next(case for case in record.head if case.format == "BF16")
+    for figure in (
+        f"{head.bytes / 1e6:.0f} MB in BF16",
+        f"{record.experts_of} experts, of which a token reads {record.top_k}",
+        f"one reads {record.moved(one) / 1e6:.0f} MB",
+        f"an H200 does in {record.least_us(one):.0f} µs",
+        f"{devices.device('h200').bandwidth / 1e9:,.0f} GB/s, an earlier",
+        "judged by " + " and ".join(f"{b / 1e9:,.0f}" for b in full.bandwidth.values()) + " GB/s",
+    ):
+        assert figure in text, figure
+    assert round(record.limit / devices.device("spark").bandwidth) == 17
+    assert "a seventeenth of that bandwidth" in text
+    # "Tokens that share their experts are nearly free", "it was the faster one", "nearly all of it".
+    shared = record.cost(record.expert_case(4, "repeated"))
+    assert shared is not None and shared.high < 1.05
+    assert marlin is not None and marlin.times.median < one.times.median
+    assert not record.shown_right("marlin") and "did not show its output to be right" in text
+    told = clampcheck.recorded(root).largest("marlin")
+    assert told and all(output.errors["stock"][1] < shapes.ROUNDING for output in told)
+    long = [a for a in shapes_round.accounts(record, full) if a.context == 32_768]
+    assert long and all(a.rest > 0.9 * a.added for a in long)
 
 
 def test_the_record_that_ships_is_whole_and_right():
