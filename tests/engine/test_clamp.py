@@ -148,6 +148,8 @@ def test_only_the_clamp_after_silu_is_wanted():
     assert clamp.wanted(config(gemm1_clamp_limit=None)) is None
     assert clamp.wanted(config(gemm1_clamp_limit=0)) is None
     assert clamp.wanted(config(gemm1_alpha=1.702)) is None  # GPT-OSS
+    assert clamp.wanted(config(swiglu_limit=10.0, gemm1_clamp_limit=None)) is None  # DeepSeek-V4
+    assert clamp.wanted(config(activation="situ")) is None  # Kimi, whose factor may lack an alpha
 
 
 @pytest.mark.parametrize("runner", ["humming", "marlin"])

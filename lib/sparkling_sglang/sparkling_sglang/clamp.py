@@ -61,9 +61,11 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor, limit: float) -> None:
 def wanted(config: Any) -> float | None:
     """The limit after SiLU that a layer's ``MoeRunnerConfig`` asks for, or None.
 
-    With ``gemm1_alpha`` the same field means GPT-OSS's activation, which is none of ours.
+    With ``gemm1_alpha`` the same field means GPT-OSS's activation, and with SiTU (Kimi) that one's
+    factor: none of ours.
     """
-    if config.gemm1_alpha is not None or not config.gemm1_clamp_limit:
+    other = config.gemm1_alpha is not None or config.activation == "situ"
+    if other or not config.gemm1_clamp_limit:
         return None
     return float(config.gemm1_clamp_limit)
 
