@@ -163,19 +163,11 @@ def recorded(root: Path) -> Record:
     return read(root / RECORDED)
 
 
-def refusal(
-    lane: Lane, holders: Callable[[], Mapping[int, int | None]] = gpus.holders
-) -> str | None:
+def refusal(lane: Lane, holders: Callable[[], gpus.Holders] = gpus.holders) -> str | None:
     """Why it cannot be run here now, in one sentence, or None."""
     if not lane.server_python.exists():
         return f"There is no server environment at {lane.server_python}; run {lane.set_up}."
-    held = {} if lane.kind == "cpu" else holders()
-    if held:
-        return (
-            f"Process {next(iter(held))} computes on the GPU, and times need it to themselves: stop it "
-            "(`sparkling stop` ends our servers) and run this again."
-        )
-    return None
+    return None if lane.kind == "cpu" else gpus.not_alone(holders(), "times need it to themselves")
 
 
 def run(lane: Lane, out: Path, *, limit_s: float = LIMIT_S) -> Record:
@@ -216,6 +208,9 @@ def run(lane: Lane, out: Path, *, limit_s: float = LIMIT_S) -> Record:
                 child.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(GRACE_S)
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
     if not out.exists():
         lines = [line for line in said.read_text("utf-8", "replace").splitlines() if line.strip()]
         last = lines[-1][:300] if lines else "nothing"

@@ -194,3 +194,18 @@ def holders(
             amount = _number(used)
             found[int(pid)] = None if amount is None else int(amount * MIB)
     return found
+
+
+def not_alone(held: Holders, what: str) -> str | None:
+    """Why `what` cannot have the GPU to itself, in one sentence, or None.
+
+    what: the reason, as in "the kernels must have it to themselves".
+    """
+    if isinstance(held, str):
+        return f"Nobody knows whether the GPU is idle ({held}), and {what}."
+    if held:
+        return (
+            f"Process {next(iter(held))} computes on the GPU, and {what}: stop it (`sparkling stop` ends "
+            "our servers) and run this again."
+        )
+    return None

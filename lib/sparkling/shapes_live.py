@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ NEEDED = "bandwidth"  # the limit: without it no case can be judged
 LIMIT_S = 300.0
 GRACE_S = 30.0  # for the child to see its own limit
 
-Holders = Callable[[], Mapping[int, int | None]]
+Holders = Callable[[], gpus.Holders]
 
 
 def refusal(lane: Lane, holders: Holders = gpus.holders) -> str | None:
@@ -34,14 +34,7 @@ def refusal(lane: Lane, holders: Holders = gpus.holders) -> str | None:
         return "The kernels need an NVIDIA GPU, and lane cpu has none to use."
     if not lane.server_python.exists():
         return f"There is no server environment at {lane.server_python}; run {lane.set_up}."
-    held = holders()
-    if held:
-        pid = next(iter(held))
-        return (
-            f"Process {pid} computes on the GPU, and the kernels must have it to themselves: stop it "
-            "(`sparkling stop` ends our servers) and run this again."
-        )
-    return None
+    return gpus.not_alone(holders(), "the kernels must have it to themselves")
 
 
 def parts(text: str) -> str:

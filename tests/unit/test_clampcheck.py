@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import sys
 import types
@@ -176,6 +177,9 @@ def test_on_a_gpu_it_runs_humming_and_wants_the_gpu_alone(here, monkeypatch):
     monkeypatch.undo()
     assert "Process 77 computes on the GPU" in clampcheck.refusal(where, lambda: {77: 5})
     assert clampcheck.refusal(where, dict) is None
+    assert "knows whether the GPU is idle (nvidia-smi did not answer), and" in clampcheck.refusal(
+        where, lambda: "nvidia-smi did not answer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,6 +204,16 @@ def test_a_script_that_hangs_is_ended(here, monkeypatch):
     monkeypatch.setattr(clampcheck, "GRACE_S", 1.0)
     with pytest.raises(SparklingError, match="said: begun"):
         clampcheck.run(where, out, limit_s=0.5)
+
+
+def test_a_script_that_ignores_the_signal_is_killed(here, monkeypatch):
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True)"
+    where, out = here(f"import os, signal, time; {deaf}; time.sleep(60)")
+    monkeypatch.setattr(clampcheck, "GRACE_S", 0.3)
+    with pytest.raises(SparklingError, match=r"said: \d+$") as ended:
+        clampcheck.run(where, out, limit_s=0.7)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(str(ended.value).split()[-1]), 0)
 
 
 def test_without_a_server_environment_nothing_starts(here, tmp_path):

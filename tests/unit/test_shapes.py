@@ -342,6 +342,11 @@ def test_it_is_refused_where_it_cannot_run(tmp_path):
     ready = lane(tmp_path, script="exit 0")
     assert "Process 41 computes on the GPU" in shapes_live.refusal(ready, lambda: {41: None})
     assert shapes_live.refusal(ready, nobody) is None
+    silent = shapes_live.refusal(ready, lambda: "nvidia-smi did not answer within 10 s")
+    assert silent == (
+        "Nobody knows whether the GPU is idle (nvidia-smi did not answer within 10 s), and the kernels "
+        "must have it to themselves."
+    )
     with pytest.raises(UsageError, match="Process 41"):
         shapes_live.measure(ready, tmp_path / "x.json", holders=lambda: {41: 5})
 
