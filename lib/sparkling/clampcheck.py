@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkling import gpus, server
+from sparkling import gpus, procs, server
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
@@ -198,6 +198,7 @@ def run(lane: Lane, out: Path, *, limit_s: float = LIMIT_S) -> Record:
             stderr=subprocess.STDOUT,
             env=server.child_environment(humming, lane.server_python),
             start_new_session=True,
+            preexec_fn=procs.with_parent(signal.SIGTERM),
         )
         try:
             child.wait(limit_s + GRACE_S)

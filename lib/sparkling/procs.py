@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
@@ -250,6 +251,20 @@ def prctl(option: int, value: int | bytes) -> None:
     if libc.prctl(ctypes.c_int(option), argument, zero, zero, zero) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def with_parent(number: int) -> Callable[[], None]:
+    """A `preexec_fn`: the kernel sends the child signal `number` when its parent dies, however that
+    was killed. The thread that forks must live as long as the child."""
+    me = os.getpid()
+    ctypes.CDLL(None)  # loaded before the fork
+
+    def before_exec() -> None:
+        prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != me:
+            os._exit(1)
+
+    return before_exec
 
 
 def _listening_inodes(port: int) -> set[str]:

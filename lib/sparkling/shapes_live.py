@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkling import gpus, server, shapes
+from sparkling import gpus, procs, server, shapes
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
@@ -111,6 +111,7 @@ def measure(
             cwd=out.parent,
             env=server.child_environment(humming, lane.server_python),
             start_new_session=True,
+            preexec_fn=procs.with_parent(signal.SIGKILL),
         )
         try:
             child.wait(limit_s + GRACE_S)

@@ -8,6 +8,9 @@ import copy
 import json
 import os
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ import pytest
 from sparkling import (
     cli,
     fullsize,
+    procs,
     shapes,
     shapes_live,
     shapes_round,
@@ -397,6 +401,29 @@ def test_a_child_that_hangs_is_ended(tmp_path, monkeypatch):
         shapes_live.measure(ready, tmp_path / "x.json", limit_s=0.3, holders=nobody)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path):
+    told = tmp_path / "pid"
+    ready = lane(tmp_path, script=f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 60")
+    code = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace as N\n"
+        "from sparkling import shapes_live\n"
+        "here = Path(sys.argv[1]); python = here / 'bin' / 'python'\n"
+        "lane = N(kind='gpu', server_python=python, set_up='x', cache=here)\n"
+        "shapes_live.measure(lane, here / 'x.json', holders=dict)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(ready.server_python.parents[1])])
+    try:
+        until = time.monotonic() + 30
+        while not told.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        child = procs.identify(int(told.read_text()))
+        assert procs.is_alive(child)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert procs.wait_gone([child], 10) == []
 
 
 # -- the command -----------------------------------------------------------------------------------
