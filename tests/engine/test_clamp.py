@@ -177,9 +177,9 @@ def test_other_runners_are_left_alone(runner):
     [
         ({"swiglu_limit": 10.0}, {}, "has another limit of 10 before SiLU"),
         ({"activation": "gelu"}, {}, "is to run the activation gelu"),
-        ({"is_gated": False}, {}, "is to run the activation silu"),
-        ({}, {"lora": True}, "applies none with LoRA"),
-        ({}, {"standard": False}, "or an all-to-all backend"),
+        ({"is_gated": False}, {}, "is to run the activation silu ungated: start a model whose"),
+        ({}, {"lora": True}, "applies none with LoRA: start without LoRA on the experts, or unset"),
+        ({}, {"standard": False}, "an all-to-all backend: start without --moe-a2a-backend, or"),
     ],
 )
 def test_what_would_not_be_applied_is_refused_in_one_sentence(changes, how, said):

@@ -70,11 +70,15 @@ def wanted(config: Any) -> float | None:
     return float(config.gemm1_clamp_limit)
 
 
-def _refuse(config: Any, runner: str, why: str) -> ClampError:
+APPLYING = "humming, marlin or, on SM90 and SM120, flashinfer_mxfp4"
+"""For a remedy: values of ``--moe-runner-backend`` with which Ling's MXFP4 experts obey."""
+
+
+def _refuse(config: Any, runner: str, why: str, instead: str) -> ClampError:
     return ClampError(
         f"Layer {config.layer_id} limits its experts' SwiGLU to {wanted(config):g} and the MoE "
-        f"runner {runner} {why}: start with --moe-runner-backend humming, marlin or "
-        "flashinfer_mxfp4, or unset SPARKLING_SWIGLU_CLAMP and accept another model."
+        f"runner {runner} {why}: start {instead}, or unset SPARKLING_SWIGLU_CLAMP and accept "
+        "another model."
     )
 
 
@@ -96,11 +100,16 @@ def mark(config: Any, runner: str, *, lora: bool = False, standard: bool = True)
     if config.swiglu_limit == -limit:  # the same configuration, built twice
         return
     if config.swiglu_limit is not None:
-        raise _refuse(config, runner, f"has another limit of {config.swiglu_limit:g} before SiLU")
+        why = f"has another limit of {config.swiglu_limit:g} before SiLU"
+        raise _refuse(config, runner, why, "a model that has one of them")
     if config.activation != "silu" or not config.is_gated:
-        raise _refuse(config, runner, f"is to run the activation {config.activation}")
-    if lora or not standard:
-        raise _refuse(config, runner, "applies none with LoRA or an all-to-all backend")
+        why = f"is to run the activation {config.activation}{'' if config.is_gated else ' ungated'}"
+        raise _refuse(config, runner, why, "a model whose experts are gated with SiLU")
+    if lora:
+        raise _refuse(config, runner, "applies none with LoRA", "without LoRA on the experts")
+    if not standard:
+        why = "applies none behind an all-to-all backend"
+        raise _refuse(config, runner, why, "without --moe-a2a-backend")
     config.swiglu_limit = -limit
 
 

@@ -150,7 +150,7 @@ def _loaded(strict: bool, runner: Any) -> None:
     sentence = "SwiGLU limits are not the checkpoint's: " + "; ".join(said)
     if strict:
         raise clamp.ClampError(
-            f"{sentence}: start with --moe-runner-backend humming, marlin or flashinfer_mxfp4 and "
+            f"{sentence}: start with --moe-runner-backend {clamp.APPLYING}, and with "
             "--disable-shared-experts-fusion, or unset SPARKLING_SWIGLU_CLAMP and accept it."
         )
     logger.warning(f"{sentence}. SPARKLING_SWIGLU_CLAMP=1 applies them.")
