@@ -10,8 +10,11 @@ inputs that exceed it and on inputs that stay below. Then both are timed in CUDA
 
 Each runner works in a child process, all at once, because nvcc may need minutes for Marlin; only who
 measures times has the GPU alone. What is not done at the limit is ended and reported. OUT.json is
-rewritten after every case. ``--dry-run`` needs no GPU: it builds and hooks the layers, and multiplies only those that a CPU can,
-with SGLang's CPU code and this plugin's experts.
+rewritten after every case. ``--dry-run`` needs no GPU: it builds and hooks the layers, and
+multiplies only those that a CPU can, with SGLang's CPU code and this plugin's experts.
+
+Exit codes: 0 every runner was done, or not tried for a reason that is told; 1 one failed, or was ended
+at the limit; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -185,10 +188,12 @@ def parent(options: argparse.Namespace) -> int:
             end(process)
         head["seconds"] = round(time.monotonic() - began, 1)
         write(out, merged(parts, notes, head))
+    whole = True
     for runner, found in merged(parts, notes, head)["runners"].items():
         cases, failures = len(found["cases"]), len(found["failures"])
         print(f"{runner}: {found['outcome']}, {cases} cases, {failures} failures", flush=True)
-    return 0
+        whole &= not failures and found["outcome"].startswith(("done", "not tried"))
+    return 0 if whole else 1
 
 
 # ---- a child: one runner ------------------------------------------------------------------------
@@ -771,11 +776,26 @@ def correctness(part: Part, runner: str, sizes: list[int], device: str) -> dict[
     return built
 
 
+def seconds(text: str) -> float:
+    """A positive, finite number of seconds from the command line."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(text)
+    return value
+
+
+def names(text: str) -> str:
+    """Comma-separated runners from the command line, as they were given."""
+    if not text or not set(text.split(",")) <= set(RUNNERS):
+        raise argparse.ArgumentTypeError(f"{text!r} (choose from {', '.join(RUNNERS)})")
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
-    parser.add_argument("--limit-s", type=float, default=90.0, help="seconds for everything")
-    parser.add_argument("--runners", default=",".join(RUNNERS))
+    parser.add_argument("--limit-s", type=seconds, default=90.0, help="seconds for everything")
+    parser.add_argument("--runners", type=names, default=",".join(RUNNERS))
     parser.add_argument("--experts", type=int, default=512)
     parser.add_argument("--config", help="a checkpoint's config.json, for its shapes and its limit")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: build and hook only")
@@ -788,7 +808,16 @@ def main() -> int:
         options.runners = "marlin"
     if options.config:
         global SHAPE
-        SHAPE = Shape.of(Path(options.config))
+        try:
+            SHAPE = Shape.of(Path(options.config))
+        except OSError as error:
+            parser.error(f"--config {options.config} cannot be read ({error.strerror}).")
+        except (ValueError, KeyError, TypeError):
+            parser.error(f"--config {options.config} is no config.json of a Ling with limits.")
+    if Path(options.out).is_dir():
+        parser.error(f"--out {options.out} is a folder; name a file.")
+    if options.experts < SHAPE.top_k:
+        parser.error(f"--experts is {options.experts}; a token takes {SHAPE.top_k}.")
     return child(options) if options.child else parent(options)
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -197,6 +198,42 @@ def test_a_script_that_fails_is_told_in_one_sentence(here, script, said):
     where, out = here(script)
     with pytest.raises(SparklingError, match=said):
         clampcheck.run(where, out, limit_s=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--runners", "humming,foo"], "'humming,foo' (choose from marlin,"),
+        (["--runners", ""], "'' (choose from"),
+        (["--limit-s", "-1"], "--limit-s: invalid seconds value"),
+        (["--limit-s", "nan"], "--limit-s: invalid seconds value"),
+        (["--config", "/no/such"], "--config /no/such cannot be read"),
+        (["--config", "{here}"], "is no config.json of a Ling with limits"),
+        (["--out", "{folder}"], "is a folder"),
+        (["--experts", "7"], "--experts is 7; a token takes 8."),
+    ],
+)
+def test_the_script_refuses_wrong_arguments_before_it_starts_anything(
+    root, tmp_path, arguments, says
+):
+    (tmp_path / "config.json").write_text('{"expert_swiglu_limit_list": [0, 0]}')
+    filled = [a.format(here=tmp_path / "config.json", folder=tmp_path) for a in arguments]
+    command = [sys.executable, str(root / clampcheck.SCRIPT), "--out", str(tmp_path / "o.json")]
+    done = subprocess.run([*command, *filled], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert says in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_script_says_with_its_exit_code_that_a_runner_failed(root, tmp_path):
+    # Without torch and SGLang, as in this environment, no runner can do anything.
+    out = tmp_path / "o.json"
+    command = [sys.executable, str(root / clampcheck.SCRIPT), "--out", str(out), "--dry-run"]
+    done = subprocess.run(
+        [*command, "--runners", "triton"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "triton: failed with exit status 1" in done.stdout
+    assert json.loads(out.read_text())["runners"]["triton"]["outcome"].startswith("failed")
 
 
 def test_a_script_that_hangs_is_ended(here, monkeypatch):
