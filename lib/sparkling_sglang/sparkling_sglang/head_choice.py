@@ -258,7 +258,7 @@ def tuned(q: torch.Tensor, scale: torch.Tensor, plain: Product) -> Choice:
             kernels = built(known)
         except KernelError as error:
             logger.warning(
-                "The FP8 head's kernel is tried anew, %s does not work: %s.", path, error
+                "The FP8 head's kernel is tried anew, %s does not work: %s.", path, said(error)
             )
     if known is None or kernels is None:
         torch.cuda.empty_cache()  # the trial is another process: leave it what the BF16 head held

@@ -49,7 +49,7 @@ def compile_kernel(config: Config, hidden: int, architecture: str) -> bytes:
     """The cubin for ``architecture`` such as ``sm_90``; needs no GPU.
 
     Raises:
-        KernelError: NVRTC is missing or refuses; ends with the first line of its log.
+        KernelError: NVRTC is missing or refuses; ends with the beginning of its log.
     """
     options = [f"-D{name}={value}" for name, value in config.defines(hidden).items()]
     return compile_source(SOURCE.read_bytes(), options, architecture)
