@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_dropping_scales_alone_is_not_the_silent_failure(measured):
 
 def test_the_trap_leaves_nothing(measured):
     assert 1.0 <= measured["the trap"] < 1.15
+
+
+def test_the_report_to_sglang_quotes_these_lengths(measured):
+    report = (ROOT / "docs" / "upstream" / "draft-lm-head.md").read_text("utf-8")
+    quoted = re.findall(r"^\| the .+ \| ([\d.]+) \|$", report, re.MULTILINE)
+    # Another processor's products may end a round or two differently.
+    names = ("whole head", "row scales dropped", "the trap")
+    assert [float(q) for q in quoted] == [pytest.approx(measured[n], abs=0.12) for n in names]
 
 
 def test_reading_bytes_as_something_else_leaves_nothing_either(measured):

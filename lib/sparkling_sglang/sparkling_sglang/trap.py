@@ -4,7 +4,7 @@
 right because each draft is verified; the draft is noise, and decoding is slower than without one.
 
 Which misreading does it was measured on Sparklet (accept length of NEXTN 3/1/4 on greedy problems,
-3.83 with the whole head; ``tests/sparklet/test_trap.py``). Dropping the row scales alone is not
+3.79 with the whole head; ``tests/sparklet/test_trap.py``). Dropping the row scales alone is not
 enough: 2.5, since the rows' scales differ by a factor of 6 only. With one scale for the whole tensor
 dropping it changes nothing (3.8). The noise comes from what SGLang's plain head product does next
 (``LogitsProcessor._compute_lm_head``): it casts the activations to the *weight's* dtype and returns
