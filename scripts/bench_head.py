@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -90,6 +91,8 @@ class Bench:
     def __init__(self, out: Path, limit_s: float) -> None:
         import torch
 
+        if not torch.cuda.is_available():
+            raise SystemExit("torch sees no CUDA GPU here, and the head's kernel needs one.")
         self.torch, self.out, self.limit_s = torch, out, limit_s
         self.device = torch.device("cuda", 0)
         props = torch.cuda.get_device_properties(0)
@@ -419,11 +422,16 @@ def main() -> None:
     if args.part:
         part(args.part, args.out)
         return
+    asked = args.parts.split(",")
+    if unknown := [name for name in asked if name not in LIMIT_S]:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(LIMIT_S)}")
+    if importlib.util.find_spec("torch") is None:
+        parser.error(f"{sys.executable} has no torch; call this with a server environment's Python")
     whole = {"command": "python3 " + " ".join(sys.argv)}
     with tempfile.TemporaryDirectory() as cache:
         # Nothing that an earlier start has kept: the first head is tried, the others remember.
         env = {**os.environ, "XDG_CACHE_HOME": cache}
-        for name in args.parts.split(","):
+        for name in asked:
             mine = args.out.with_name(f"{args.out.stem}-{name}.json")
             command = [sys.executable, __file__, "--part", name, "--out", str(mine)]
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -432,6 +440,8 @@ def main() -> None:
                 whole[name] = json.loads(mine.read_text(encoding="utf-8"))
                 args.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
                 mine.unlink()
+    if missing := [name for name in asked if name not in whole]:
+        raise SystemExit(f"not measured: {', '.join(missing)}; what was raised is above")
     say("done")
 
 
