@@ -690,7 +690,8 @@ def bandwidth(args: argparse.Namespace, gpu: int) -> None:
             timeout=60,
         )
         if out.returncode:
-            print(out.stderr[-1500:], flush=True)
+            told = out.stderr.strip().splitlines() or [f"exit status {out.returncode}"]
+            print(f"gpu {gpu}: how fast it reads was not measured: {told[-1]}", flush=True)
             return
         kept.write_text(json.dumps(json.loads(out.stdout)))
 
@@ -902,8 +903,13 @@ def main(argv: list[str] | None = None) -> int:
             lane.close()
         collect(args)
     done = {n for n in wanted if (args.state / "arms" / f"{n}.json").exists()}
+    rows = {n: json.loads((args.state / "arms" / f"{n}.json").read_text()) for n in done}
+    ended = [n for n in wanted if n in done and not rows[n]["complete"]]
     print(f"{len(done)} of {len(wanted)} arms done; left: {[n for n in wanted if n not in done]}")
-    return 0 if len(done) == len(wanted) else 1
+    if ended:  # a result for one arm; for all of them a mistake in how this was called
+        print(f"servers that ended unmeasured: {ended}; their logs are in {args.state / 'arms'}")
+        print("--again starts them again")
+    return 0 if len(done) == len(wanted) and len(ended) < len(wanted) else 1
 
 
 if __name__ == "__main__":

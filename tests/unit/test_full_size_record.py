@@ -168,6 +168,16 @@ def test_a_server_that_ends_is_a_result_and_does_not_end_the_queue(calls):
         assert b"addmm_cuda" in logs.extractfile("arms/unshared.log").read()
 
 
+def test_a_call_whose_servers_all_ended_has_failed_and_says_how_to_go_on(calls):
+    ended = calls.run("--arms", "unshared", FAKE_DIE="SPARKLING_SHARE_HEAD=0")
+    assert ended.returncode == 1
+    assert "ended unmeasured: ['unshared']" in ended.stdout and "--again" in ended.stdout
+    assert calls.run("--arms", "unshared").returncode == 1  # kept, so not started again
+    again = calls.run("--arms", "unshared", "--again")
+    assert again.returncode == 0 and "unmeasured" not in again.stdout
+    assert calls.found()["arms"]["unshared"]["complete"]
+
+
 def test_a_slow_start_is_no_result(calls):
     """A later start has twice --arm-s; the first one, which may compile kernels, has --first-s."""
     slow = calls.run(
