@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -196,12 +197,25 @@ def _serve(args: argparse.Namespace) -> int:
             _say(f"Ready after {running.ready_seconds:.0f} s at {running.url}/v1 (Ctrl-C stops).")
             if getattr(running, "need", None):
                 _say(f"It {running.need.line()}.")
+            if banner := _banner(log):
+                _say(banner)
             while running.alive():
                 time.sleep(0.5)
             last = " | ".join(running.tail(3))
             raise ServerError(
                 f"The server has ended; if nobody stopped it, the last lines of {log} say why: {last}"
             )
+
+
+def _banner(log: Path) -> str:
+    """The warning framed in `!!!` that a server broken by SPARKLING_TRAP starts with, or nothing."""
+    try:
+        lines = iter(log.read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError:
+        return ""
+    first = next((line for line in lines if line.startswith("!!!")), "")
+    rest = itertools.takewhile(lambda line: line.startswith("!!!"), lines)
+    return "\n".join([first, *rest]) if first else ""
 
 
 def _phases() -> Callable[[str, float], None]:

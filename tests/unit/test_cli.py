@@ -459,6 +459,17 @@ def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
     assert server.notes and not list((tmp_path / "runs" / "serve").glob("*.json"))
 
 
+def test_serve_shows_the_warning_of_a_server_that_is_broken_on_purpose(capsys, tmp_path, server):
+    log = tmp_path / "server.log"
+    block = "!!!!!!!!\n!!! BROKEN !!!\n!!!!!!!!"
+    log.write_text(f"[1] before\n\n{block}\n[2] between\n{block}\n[3] after\n")
+    _, out, _ = run(capsys, "serve", "nextn", "--log", str(log))
+    assert out.count(block) == 1 and "before" not in out and "between" not in out
+    log.write_text("[1] fine\n")
+    server.lives = 2
+    assert "!!!" not in run(capsys, "serve", "nextn", "--log", str(log))[1]
+
+
 def test_serve_has_no_key_and_no_fixed_port_by_default(capsys, tmp_path, server):
     run(capsys, "serve", "baseline", "--deadline", "77")
     assert server.given["deadline_s"] == 77
