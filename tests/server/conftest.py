@@ -1,4 +1,4 @@
-"""A server that two modules share: starting one takes some fifteen seconds of two cores."""
+"""A server that several modules share: starting one takes some fifteen seconds of two cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 class TinyNextn:
     """The tiny Ling on the nextn stage, its log reporting every decode step; started when asked for.
 
-    An idle server keeps a core busy, so the last module that uses it stops it (`test_cross_checks`).
+    An idle server keeps a core busy, so it ends before a test that does not ask for this fixture.
     """
 
     def __init__(self, folder: Path, python: Path) -> None:
@@ -43,10 +43,19 @@ class TinyNextn:
             one.stop()
 
 
+_shared: list[TinyNextn] = []
+
+
 @pytest.fixture(scope="session")
 def tiny_nextn(
     server_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TinyNextn]:
-    shared = TinyNextn(tmp_path_factory.mktemp("tiny-nextn"), server_python)
-    yield shared
-    shared.stop()
+    _shared.append(TinyNextn(tmp_path_factory.mktemp("tiny-nextn"), server_python))
+    yield _shared[-1]
+    _shared.pop().stop()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if "tiny_nextn" not in getattr(nextitem, "fixturenames", ()):
+        for one in _shared:
+            one.stop()

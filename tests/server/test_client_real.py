@@ -28,7 +28,7 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def live(request):
+def live(tiny_nextn):
     """(client, launch) of a server on the nextn stage."""
     url = os.environ.get("SPARKLING_TEST_URL")
     if url:
@@ -38,7 +38,7 @@ def live(request):
             switches={"nextn": True}, served_name="tiny", regime="",
         )  # fmt: skip
         return Client(url, timeout_s=300), launch
-    running = request.getfixturevalue("tiny_nextn").running()
+    running = tiny_nextn.running()
     return Client(running.url, running.api_key, timeout_s=300), running.launch
 
 

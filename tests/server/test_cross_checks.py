@@ -44,8 +44,7 @@ BENCHMARK = (
 
 @pytest.fixture(scope="module")
 def running(tiny_nextn):
-    yield tiny_nextn.running()
-    tiny_nextn.stop()
+    return tiny_nextn.running()
 
 
 @pytest.fixture(scope="module")
