@@ -23,7 +23,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit(f"error: {sys.executable} has no torch; call this with .venv-server/bin/python.")
 from sparklet import card, evaluate, export, tokenizer, training
 
 
@@ -73,8 +76,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _wrong(args: argparse.Namespace) -> str:
+    """What is wrong with the request, in one sentence; empty if nothing is."""
+    if args.command == "train":
+        if args.steps is not None and args.steps < 1:
+            return f"--steps {args.steps} is impossible: give at least 1"
+        if args.run.exists() and not args.run.is_dir():
+            return f"{args.run} is a file: give a folder for the run"
+    elif args.command == "card":
+        for path in (args.stored, args.bf16):
+            if path and not path.is_file():
+                return f"there is no file {path}: `measure --json` writes it"
+    elif not any((args.run / name).exists() for name in _HELD[args.command]):
+        return f"{args.run} holds nothing to {args.command}: `train` makes a run, `export` a model"
+    return ""
+
+
+# One of these is in the folder that a command reads: a run's weights, an exported model's settings.
+_HELD = {"measure": ("config.json", "state.pt"), "export": ("state.pt",)}
+
+
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if wrong := _wrong(args):
+        parser.error(wrong)
     if args.command == "train":
         settings = training.PRESETS[args.preset]
         given = {f.name: getattr(args, f.name) for f in fields(settings)}
