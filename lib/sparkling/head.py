@@ -195,7 +195,9 @@ def read_states(path: Path | str) -> States:
         hidden, targets = held["hidden"], held.get("targets")
         label = str(held.get("label", path.name))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{path} holds no recorded hidden states ({error}).") from None
+        # Of whatever is no .npz file numpy says that it could be unpickled, which nobody should.
+        why = "it is no .npz file" if "pickle" in str(error) else error
+        raise UsageError(f"{path} holds no recorded hidden states ({why}).") from None
     if hidden.dtype == np.uint16:
         hidden = hidden.view(ml_dtypes.bfloat16)
     if hidden.ndim != 2 or not len(hidden) or (targets is not None and len(targets) != len(hidden)):

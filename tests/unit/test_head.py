@@ -211,6 +211,9 @@ def test_a_recording_that_is_none(tmp_path, content):
         head.read_states(path)
     with pytest.raises(UsageError, match="no recorded hidden states"):
         head.read_states(tmp_path / "missing.npz")
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    with pytest.raises(UsageError, match=r"no recorded hidden states \(it is no .npz file\)"):
+        head.read_states(tmp_path / "notes.md")
     np.savez(path, hidden=np.ones((3, 4), np.float32), targets=np.ones(2, int))
     with pytest.raises(UsageError, match="one hidden state and one target"):
         head.read_states(path)
