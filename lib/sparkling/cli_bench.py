@@ -80,7 +80,11 @@ def workload_options(parser: argparse.ArgumentParser) -> None:
 
 def turn_options(parser: argparse.ArgumentParser) -> None:
     """How arms take turns."""
-    parser.add_argument("--run", metavar="RUN", help="continue this run (default: a new one)")
+    parser.add_argument(
+        "--run",
+        metavar="RUN",
+        help="go on with this run, or call a new one so (default: a new one)",
+    )
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="starts of each arm (2)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order (0)")
     parser.add_argument(

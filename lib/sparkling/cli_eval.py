@@ -221,7 +221,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     p.add_argument("--variant", help="a variant of the recipe, laid over every stage")
     p.add_argument("--url", help="a server that runs already, instead of stages")
     p.add_argument("--arm", help="what to call the server at --url (default: served)")
-    p.add_argument("--run", metavar="RUN", help="continue this run (default: a new one)")
+    p.add_argument("--run", metavar="RUN", help="go on with this run, or call a new one so")
     p.add_argument("--resume", action="store_true", help="continue the newest evaluation")
     p.add_argument(
         "--retry-errors", action="store_true", help="ask the questions that failed once more"
