@@ -43,6 +43,7 @@ from sparkling import (
     toolpath,
 )
 from sparkling import log as _log
+from sparkling._rules import FP8_HEAD_VARIABLES, PLUGIN_VARIABLES
 from sparkling.errors import ServerError, UsageError
 from sparkling.ports import DEFAULT_PORT, HOST, free_port, reserve
 from sparkling.readiness import Progress, StartFailed, TokenProbe, Waiting
@@ -88,6 +89,8 @@ _NOT_INHERITED = (
     "PYTHONHOME",
     "__PYVENV_LAUNCHER__",
 )
+# What a stage is: a recipe sets these, a caller's shell does not.
+SWITCH_VARIABLES = dict.fromkeys((*PLUGIN_VARIABLES, *FP8_HEAD_VARIABLES))
 
 
 # --------------------------------------------------------------------------- environment
@@ -118,10 +121,11 @@ def child_environment(
     """The server's environment: this process's, the recipe's additions, and what isolation needs.
 
     Precedence: `extra` over the recipe over the inherited one. PATH begins with the server
-    environment's own tools and ours; loopback is never proxied.
+    environment's own tools and ours; loopback is never proxied. A switch that somebody's shell
+    exports is not inherited: two stages differ in what their recipe says and in nothing else.
     """
     env = dict(os.environ if base is None else base)
-    for name in _NOT_INHERITED:
+    for name in (*_NOT_INHERITED, *SWITCH_VARIABLES):
         env.pop(name, None)
     home = python.parent
     toolpath.equip(env, python)

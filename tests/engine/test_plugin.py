@@ -83,6 +83,18 @@ def test_the_installed_sglang_is_known():
     assert plugin.refusal(found) is None
 
 
+@pytest.mark.parametrize(
+    "name", [switches.FP8_HEAD, switches.FORK_FP8_HEAD, switches.SHARE_HEAD, switches.CLAMP]
+)
+def test_a_switch_is_on_or_off_and_nothing_else(name, monkeypatch):
+    read = [switches.read({name: word}) for word in ("1", "Yes", " on ", "0", "No", "off", "false")]
+    assert read[0] == read[1] == read[2] != read[3] == read[4] == read[5] == read[6]
+    monkeypatch.setenv(name, "maybe")
+    with pytest.raises(SystemExit, match=f"error: {name} is 'maybe': set it to 1 or 0") as caught:
+        plugin.register()
+    assert "\n" not in str(caught.value)
+
+
 def test_versions_are_known_part_by_part():
     assert plugin.refusal("0.5.22", ["fp8-head", "share-head", "status"]) is None
     reason = plugin.refusal("0.5.22", ["cpu-engine", "fp8-head"])

@@ -612,6 +612,20 @@ def test_the_childs_environment() -> None:
     )
 
 
+def test_a_switch_of_the_caller_s_shell_reaches_no_stage():
+    names = (
+        "SPARKLING_FP8_LM_HEAD",
+        "SGLANG_ENABLE_FP8_LM_HEAD",
+        "SPARKLING_SHARE_HEAD",
+        "SPARKLING_SWIGLU_CLAMP",
+        "SPARKLING_TRAP",
+    )
+    base = dict.fromkeys(names, "1")
+    assert not set(names) & server.child_environment({}, PYTHON, base=base).keys()
+    env = server.child_environment({names[0]: "0"}, PYTHON, extra={names[2]: "0"}, base=base)
+    assert {name: env[name] for name in names if name in env} == {names[0]: "0", names[2]: "0"}
+
+
 @pytest.mark.parametrize(("device", "kept"), [("cpu", False), ("cuda", True)])
 def test_compiled_kernels_outlive_a_server_on_a_gpu(
     begin: Callable[..., server.Server], monkeypatch: pytest.MonkeyPatch, device: str, kept: bool

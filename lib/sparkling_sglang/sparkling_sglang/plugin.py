@@ -119,10 +119,13 @@ def register() -> None:
     """Patch this process as far as the environment asks for it. See the package docstring.
 
     Raises:
-        SystemExit: a patch did not take. SGLang would log any other exception and serve on, with
-            the wrong numbers.
+        SystemExit: a switch is neither on nor off, or a patch did not take. SGLang would log any
+            other exception and serve on, with the wrong numbers.
     """
-    wanted = switches.read()
+    try:
+        wanted = switches.read()
+    except ValueError as error:
+        raise SystemExit(f"sparkling_sglang: error: {error}") from None
     if wanted.idle:
         return
     from sglang.version import __version__ as found

@@ -17,10 +17,22 @@ STATUS_FILE = "SPARKLING_STATUS_FILE"
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 
 
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
 def _on(env: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """True for 1/true/yes/on in any case, ``default`` when the variable is unset or empty."""
+    """True for 1/true/yes/on, False for 0/false/no/off, in any case; ``default`` when the variable
+    is unset or empty.
+
+    Raises:
+        ValueError: another word in a variable of ours; it must not pass for "off" without a word.
+    """
     value = env.get(name, "").strip().lower()
-    return default if not value else value in ("1", "true", "yes", "on")
+    if not value:
+        return default
+    if value not in ON + OFF and name != CPU_ENGINE:  # that one is SGLang's, which judges it
+        raise ValueError(f"{name} is {env[name]!r}: set it to 1 or 0, or leave it unset.")
+    return value in ON
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,11 @@ class Switches:
 
 
 def read(env: Mapping[str, str] | None = None) -> Switches:
-    """Read the switches from ``env`` (default: ``os.environ``)."""
+    """Read the switches from ``env`` (default: ``os.environ``).
+
+    Raises:
+        ValueError: a switch is neither on nor off; the message is one sentence.
+    """
     env = os.environ if env is None else env
     fp8_head = _on(env, FP8_HEAD) or _on(env, FORK_FP8_HEAD)
     trap = env.get(TRAP, "").strip() or None
