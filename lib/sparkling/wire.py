@@ -36,6 +36,10 @@ class Unreachable(RequestError):
     """Nothing accepts connections at the address."""
 
 
+class BrokenOff(Unreachable):
+    """The connection ended before an answer: whoever was there has just gone."""
+
+
 class Refused(RequestError):
     """The server answered with an error; `status` is its HTTP code (200 if it came in a stream)."""
 
@@ -188,7 +192,8 @@ class Wire:
                 )
             ) from None
         except (httpx.WriteError, httpx.WriteTimeout, httpx.ProxyError) as error:
-            raise RequestError(
+            kind = RequestError if isinstance(error, httpx.ProxyError) else BrokenOff
+            raise kind(
                 self._safe(f"The request to {self.base_url} could not be sent: {error}.")
             ) from None
 
@@ -205,7 +210,7 @@ class Wire:
                 f"The server at {self.base_url} stopped answering: no answer to {path} in {limit:g} s."
             ) from None
         except httpx.TransportError as error:
-            raise RequestError(
+            raise BrokenOff(
                 self._safe(
                     f"The server at {self.base_url} broke off while answering {path}: {error}."
                 )

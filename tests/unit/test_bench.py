@@ -6,15 +6,18 @@ import os
 import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import bench, metrics, show
+from sparkling import bench, gone, metrics, show
 from sparkling.client import Client
 from sparkling.errors import ServerError, UsageError
 from sparkling.files import read_rows
@@ -242,22 +245,44 @@ def test_case_11_4_a_server_that_hangs_after_80_requests(tmp_path):
 def test_a_server_that_is_gone_is_named_with_its_last_words(tmp_path):
     with paced() as server:
         url = server.url
-    gone = SimpleNamespace(
+    lost = SimpleNamespace(
         client=lambda: Client(url, model="m"), tail=lambda n: ["Killed: out of memory"]
     )
     with pytest.raises(ServerError, match=r"went away after 0 requests; its log ends with: Killed"):
         bench.run(
-            gone, arm="a", launch=launch(), workloads=[small()], repeats=1, out=tmp_path / "b"
+            lost, arm="a", launch=launch(), workloads=[small()], repeats=1, out=tmp_path / "b"
         )
     with pytest.raises(ServerError, match="went away after 0 requests"):  # while prompts are cut
         bench.run(
-            gone,
+            lost,
             arm="a",
             launch=launch(),
             workloads=workloads({"prompts": 1}, ["shape"]),
             repeats=1,
             out=tmp_path / "c",
         )
+
+
+def test_a_server_that_dies_while_it_is_asked_for_anything_is_gone_too():
+    """Its memory ran out while it emptied its cache: the connection is reset, not refused."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def die():
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        threading.Thread(target=die, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        dying = SimpleNamespace(tail=lambda n: ["Killed"])
+        with (
+            pytest.raises(
+                ServerError, match=r"went away after 1 request; .* Killed; the rows so far"
+            ),
+            gone.told(dying, lambda: 1, "request", 5),
+        ):
+            Client(url, model="m").flush_cache()
 
 
 def test_a_server_without_a_tokenizer_gets_prompts_of_estimated_length(tmp_path):
