@@ -5,15 +5,13 @@ Measured numbers only: a published or recorded number never stands in the same p
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkling import stats
+from sparkling import canvas, stats
 from sparkling.show import View, esc, rows_of, table
 
-MAX_BYTES = 60_000
 COLOURS = ("#5b6675", "#2f6f9f", "#3a8f5c", "#c9772b", "#8a5aa8", "#a33f4b")
 """The baseline first. Distinguishable in grey and by the common forms of colour blindness; the
 labels carry the meaning anyway."""
@@ -74,7 +72,7 @@ def _bars(rungs: list[Any], summary: Any, where: str) -> bytes:
     title = f"Decode rate by stage · workload: {summary.workload}"
     figure.text(0.02, 1.0 - 0.26 / height, title, fontsize=11, weight="bold")
     figure.text(0.02, 0.08 / height, "\n".join(caption), fontsize=7.5, color="#3d4754", va="bottom")
-    return _png(figure)
+    return canvas.png(figure)
 
 
 def ecdf(
@@ -125,7 +123,7 @@ def ecdf(
     caption = textwrap.wrap(f"Measured{' on ' + where if where else ' here'}. {n}.", 138)
     figure.text(0.02, 0.02, "\n".join(caption[:2]), fontsize=7.5, color="#3d4754", va="bottom")
     text = f"{title}: {label} by arm, {n}"
-    return View(f"<p>{esc(text)}</p>", text, _png(figure))
+    return View(f"<p>{esc(text)}</p>", text, canvas.png(figure))
 
 
 def _thin(
@@ -135,16 +133,6 @@ def _thin(
     step = max(1, len(values) // most)
     keep = sorted({*range(0, len(values), step), len(values) - 1})
     return [values[i] for i in keep], [share[i] for i in keep]
-
-
-def _png(figure: Any) -> bytes:
-    """The figure as PNG; drawn coarser until it fits into MAX_BYTES."""
-    for dpi in (100, 80, 60, 45):
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
-        if out.tell() <= MAX_BYTES:
-            break
-    return out.getvalue()
 
 
 def _label(rung: Any) -> str:

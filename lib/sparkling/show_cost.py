@@ -6,22 +6,20 @@ published figures stand in tables, never in a picture.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkling import costmodel, traffic
+from sparkling import canvas, costmodel, traffic
 from sparkling import devices as _devices
 from sparkling import published as _published
 from sparkling import unions as _unions
 from sparkling.costmodel import Measured, Prediction
 from sparkling.devices import Device
-from sparkling.errors import SparklingError, UsageError
+from sparkling.errors import SparklingError
 from sparkling.inventory import Inventory
 from sparkling.puzzle import Puzzle
 from sparkling.show import View, note, table
 
-MAX_BYTES = 60_000
 GREY, BLUE, GREEN, ORANGE, PURPLE, RED = (
     "#5b6675",
     "#2f6f9f",
@@ -61,7 +59,7 @@ def inventory_picture(inv: Inventory) -> View:
     order = sorted(names, key=lambda name: -sum(names[name].values()))
     dtypes = sorted({part.dtype for part in inv.components})
     colours = dict(zip(dtypes, (BLUE, GREEN, ORANGE, PURPLE, RED, GREY), strict=False))
-    figure, axes = _axes(0.34 * len(order) + 1.2, left=0.21)
+    figure, axes = canvas.axes(0.34 * len(order) + 1.2, left=0.21)
     unit, word = (1e9, "GB") if inv.bytes_total > 1e9 else (1e6, "MB")
     for i, name in enumerate(order):
         start = 0.0
@@ -75,10 +73,12 @@ def inventory_picture(inv: Inventory) -> View:
     axes.set_yticks(range(len(order)), order, fontsize=8.5)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.22 * max(sum(sizes.values()) for sizes in names.values()) / unit)
-    handles = [_patch(colours.get(dtype, GREY), dtype) for dtype in dtypes]
+    handles = [canvas.patch(colours.get(dtype, GREY), dtype) for dtype in dtypes]
     axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
     axes.set_xlabel(f"{word} on the disk", fontsize=8.5)
-    return _view(figure, f"Bytes of {inv.model} by component and dtype", inventory(inv).text)
+    return canvas.picture(
+        figure, f"Bytes of {inv.model} by component and dtype", inventory(inv).text
+    )
 
 
 def step(step_bytes: traffic.StepBytes, *devices: Device) -> View:
@@ -106,7 +106,7 @@ def steps_picture(inv: Inventory, *, context: int = 0) -> View:
             inv.round_bytes(costmodel.STEPS, context=context, head=head),
         )
     ]
-    figure, axes = _axes(0.36 * len(bars) + 1.5, left=0.235)
+    figure, axes = canvas.axes(0.36 * len(bars) + 1.5, left=0.235)
     unit, word = (1e9, "GB") if inv.bytes_total > 1e9 else (1e6, "MB")
     for i, bar in enumerate(bars):
         start, sizes = 0.0, _grouped(bar)
@@ -121,7 +121,7 @@ def steps_picture(inv: Inventory, *, context: int = 0) -> View:
     axes.set_xlabel(
         f"{word} moved, independent experts, {context:,} tokens in the cache", fontsize=8.5
     )
-    handles = [_patch(colour, name) for name, colour in _GROUPS]
+    handles = [canvas.patch(colour, name) for name, colour in _GROUPS]
     axes.legend(
         handles=handles,
         fontsize=7.5,
@@ -133,7 +133,7 @@ def steps_picture(inv: Inventory, *, context: int = 0) -> View:
     text = "\n".join(
         f"{label}: {bar.total / unit:,.4g} {word}" for label, bar in zip(labels, bars, strict=True)
     )
-    return _view(figure, "Bytes of a step, a verification and a round", text, top=0.75)
+    return canvas.picture(figure, "Bytes of a step, a verification and a round", text, top=0.75)
 
 
 def union_picture(inv: Inventory, counted: dict[int, float] | None = None) -> View:
@@ -142,7 +142,7 @@ def union_picture(inv: Inventory, counted: dict[int, float] | None = None) -> Vi
     shape = inv.known()
     ks = list(range(1, 17))
     expected = [traffic.union(k, experts=shape.experts, top_k=shape.top_k) for k in ks]
-    figure, axes = _axes(3.0, left=0.09)
+    figure, axes = canvas.axes(3.0, left=0.09)
     axes.plot(ks, expected, color=BLUE, marker="o", ms=3.5, lw=1.3, label="independent choices")
     axes.plot(ks, [shape.top_k] * len(ks), color=GREY, lw=1.3, ls="--", label="all alike")
     rows: list[dict[str, Any]] = [
@@ -158,7 +158,7 @@ def union_picture(inv: Inventory, counted: dict[int, float] | None = None) -> Vi
     axes.set_ylabel("experts read a layer", fontsize=8.5)
     axes.legend(fontsize=8, frameon=False)
     listed = table(rows, caption=f"{shape.experts}·(1 - (1 - {shape.top_k}/{shape.experts})^k)")
-    return _view(figure, f"Union of experts, {inv.model}", listed.text)
+    return canvas.picture(figure, f"Union of experts, {inv.model}", listed.text)
 
 
 def unions_picture(inv: Inventory) -> View:
@@ -171,7 +171,7 @@ def unions_picture(inv: Inventory) -> View:
     def expected(k: int) -> float:
         return traffic.union(k, experts=shape.experts, top_k=shape.top_k)
 
-    figure, axes = _axes(3.0, left=0.09)
+    figure, axes = canvas.axes(3.0, left=0.09)
     axes.plot(ks, [expected(k) for k in ks], color=BLUE, lw=1.3, label="independent choices")
     axes.plot(ks, [shape.top_k] * len(ks), color=GREY, lw=1.3, ls="--", label="all alike")
     for (routing, unions), colour, mark in zip(found, (GREEN, RED), "sD", strict=True):
@@ -198,7 +198,7 @@ def unions_picture(inv: Inventory) -> View:
         f"over n texts. {found[0][0].label}."
     )
     listed = table(_unions.rows(found, expected), caption=caption)
-    return _view(figure, f"Union of experts on text, {inv.model}", listed.text)
+    return canvas.picture(figure, f"Union of experts on text, {inv.model}", listed.text)
 
 
 def break_even_picture(
@@ -208,7 +208,7 @@ def break_even_picture(
     experts; rounds that a run measured are marked."""
     span = costmodel.byte_costs(inv, context=context, head=head)
     most = costmodel.STEPS + 1
-    figure, axes = _axes(3.1, left=0.09)
+    figure, axes = canvas.axes(3.1, left=0.09)
     xs = [1.0, float(most)]
     axes.fill_between(
         xs,
@@ -238,7 +238,7 @@ def break_even_picture(
         f"Speculation pays above an accept length of {span.low:.2f} (all positions choose the same "
         f"experts) to {span.high:.2f} (independent choices), {head} head, if bytes are all."
     )
-    return _view(figure, f"Where speculation pays, {inv.model}", text)
+    return canvas.picture(figure, f"Where speculation pays, {inv.model}", text)
 
 
 def break_even_text(inv: Inventory, *, context: int = 0) -> View:
@@ -437,41 +437,3 @@ def _size(count: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
-
-
-def _axes(height: float, *, left: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1.0 - 0.95 / height))
-    axes.tick_params(labelsize=8)
-    axes.grid(axis="x", color="#e6eaf0", lw=0.7, zorder=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def _patch(colour: str, label: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(facecolor=colour, label=label)
-
-
-def _view(figure: Any, title: str, text: str, *, top: float | None = None) -> View:
-    if top is not None:
-        axes = figure.axes[0]
-        box = axes.get_position()
-        axes.set_position((box.x0, box.y0, box.width, top - box.y0))
-    height = figure.get_size_inches()[1]
-    figure.text(0.02, 1.0 - 0.26 / height, title, fontsize=11, weight="bold")
-    for dpi in (100, 80, 60, 45):
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
-        if out.tell() <= MAX_BYTES:
-            break
-    else:
-        raise UsageError(f"The picture {title!r} does not fit into {MAX_BYTES:,} bytes.")
-    plain = f"{title}\n{text}"
-    return View(f"<pre>{plain}</pre>", plain, out.getvalue())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from sparkling import fullsize, show_cost
+from sparkling import canvas, fullsize
 from sparkling.costmodel import STEPS
 from sparkling.fullsize import HEADS, KERNELS, MODES, SWITCHES, WORTH, Record, arm_name
 from sparkling.plots import COLOURS
@@ -154,7 +154,7 @@ def picture(record: Record | None = None, context: int | None = None) -> View:
     context = record.contexts[0] if context is None else context
     names = [arm_name(k, h, m) for m, k, h in product(MODES, KERNELS, HEADS)]
     found = [(n, c) for n in names if (c := record.cell(n, context))]
-    figure, axes = show_cost._axes(0.9 + 0.36 * len(found), left=0.34)
+    figure, axes = canvas.axes(0.9 + 0.36 * len(found), left=0.34)
     for i, (name, cell) in enumerate(found):
         axes.barh(i, cell.median, height=0.6, color=COLOURS[names.index(name) % 4], zorder=2)
         axes.text(cell.median, i, f" {cell.median:.2f}", va="center", fontsize=8)
@@ -164,7 +164,7 @@ def picture(record: Record | None = None, context: int | None = None) -> View:
     axes.set_xlabel("ms a step (plain) or a round (NEXTN), median of single requests", fontsize=8)
     lines = _lines(record, names, context)
     title = f"Full size, random weights, batch 1, {context:,} tokens of context"
-    return show_cost._view(figure, title, "\n".join(lines))
+    return canvas.picture(figure, title, "\n".join(lines))
 
 
 def _lines(record: Record, names: Sequence[str], context: int) -> list[str]:

@@ -5,15 +5,13 @@ A picture holds one record's measurements and the least times that follow from i
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from sparkling.errors import UsageError
+from sparkling import canvas
 from sparkling.shapes import ExpertCase, HeadCase, Record
 from sparkling.show import View, note, table
 
-MAX_BYTES = 60_000
 MEASURE = "sparkling shapes --measure"
 _GREY, _BLUE, _GREEN, _ORANGE = "#5b6675", "#2f6f9f", "#3a8f5c", "#c9772b"
 _FORMATS = {"BF16": _GREY, "FP32-out": _BLUE, "FP8": _GREEN}
@@ -94,7 +92,7 @@ def head_picture(record: Record) -> View:
     counts = sorted({case.rows for case in record.head})
     if not counts:
         return head(record)
-    figure, axes = _axes(3.0)
+    figure, axes = canvas.axes(3.0, grid="y")
     formats = [name for name in _FORMATS if any(c.format == name for c in record.head)]
     width = 0.8 / len(formats)
     for case in record.head:
@@ -114,10 +112,10 @@ def head_picture(record: Record) -> View:
     axes.set_xlabel("rows (tokens) at once", fontsize=8.5)
     axes.set_ylabel("µs a product", fontsize=8.5)
     axes.set_ylim(0, 1.3 * max(case.times.median for case in record.head))
-    marks = [_patch(_FORMATS[name], name) for name in formats]
+    marks = [canvas.patch(_FORMATS[name], name) for name in formats]
     marks.append(_line("black", "its bytes at the measured limit"))
     axes.legend(handles=marks, fontsize=8, frameon=False, ncols=4, loc="upper left")
-    return _view(
+    return canvas.picture(
         figure, f"LM head on {record.device}: share of the byte limit reached", head(record).text
     )
 
@@ -158,7 +156,7 @@ def experts_picture(record: Record, *, backend: str = "humming") -> View:
     cases = [c for c in record.experts if (c.part, c.backend) == ("layer", backend)]
     if not cases:
         return experts(record, backend=backend)
-    figure, axes = _axes(3.1)
+    figure, axes = canvas.axes(3.1, grid="y")
     for routing, colour in _ROUTINGS.items():
         line = [c for c in cases if c.routing == routing or c.tokens == 1]
         line.sort(key=lambda case: case.tokens)
@@ -178,7 +176,7 @@ def experts_picture(record: Record, *, backend: str = "humming") -> View:
     axes.set_ylabel("µs a layer", fontsize=8.5)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     title = f"Routed experts on {record.device}, {backend}{unproved(record, backend)}"
-    return _view(figure, title, experts(record, backend=backend).text)
+    return canvas.picture(figure, title, experts(record, backend=backend).text)
 
 
 def unproved(record: Record, *backends: str) -> str:
@@ -238,40 +236,7 @@ def _launches(cases: Sequence[HeadCase | ExpertCase]) -> str:
     return f" {len(bare)} cases could not be captured: theirs hold the launches." if bare else ""
 
 
-def _axes(height: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, height), facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.08, 0.5 / height, 0.89, 1.0 - 0.95 / height))
-    axes.tick_params(labelsize=8)
-    axes.grid(axis="y", color="#e6eaf0", lw=0.7, zorder=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def _patch(colour: str, label: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(facecolor=colour, label=label)
-
-
 def _line(colour: str, label: str) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, lw=1.4, label=label)
-
-
-def _view(figure: Any, title: str, text: str) -> View:
-    height = figure.get_size_inches()[1]
-    figure.text(0.02, 1.0 - 0.26 / height, title, fontsize=11, weight="bold")
-    for dpi in (100, 80, 60, 45):
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
-        if out.tell() <= MAX_BYTES:
-            break
-    else:
-        raise UsageError(f"The picture {title!r} does not fit into {MAX_BYTES:,} bytes.")
-    return View(f"<pre>{title}\n{text}</pre>", f"{title}\n{text}", out.getvalue())

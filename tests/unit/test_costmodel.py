@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from sparkling import (
+    canvas,
     cli,
     costmodel,
     devices,
@@ -293,7 +294,7 @@ def test_the_pictures_are_small_and_have_words(flash, spark):
         show_cost.break_even_picture(flash, arms=arms),
     ]
     for view in made:
-        assert view.png.startswith(b"\x89PNG") and 5_000 < len(view.png) <= show_cost.MAX_BYTES
+        assert view.png.startswith(b"\x89PNG") and 5_000 < len(view.png) <= canvas.MAX_BYTES
         assert len(str(view)) > 80
     assert "30.8" in str(made[2])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from sparkling import plots
+from sparkling import canvas, plots
 
 
 def test_ecdf_is_a_small_picture_that_names_its_n():
@@ -12,7 +12,7 @@ def test_ecdf_is_a_small_picture_that_names_its_n():
         {"baseline": values, "nextn": [1.0, None, 2.0], "none": [None]},
         label="time of a reply", unit="seconds", title="All of it", where="here",
     )  # fmt: skip
-    assert view.png.startswith(b"\x89PNG") and len(view.png) <= plots.MAX_BYTES
+    assert view.png.startswith(b"\x89PNG") and len(view.png) <= canvas.MAX_BYTES
     assert view.text == "All of it: time of a reply by arm, baseline n=20000, nextn n=2"
     assert plots.ecdf({"x": [None]}, label="", unit="", title="") is None
 

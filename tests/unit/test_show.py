@@ -10,7 +10,7 @@ import sys
 import types
 
 import pytest
-from sparkling import plots, recipe, recordings, show
+from sparkling import canvas, plots, recipe, recordings, show
 from sparkling.ladder import Arm, Gain, Ladder
 from sparkling.live import Live, clock, spark
 from sparkling.metrics import Summary
@@ -238,7 +238,7 @@ def test_the_ladder_is_a_small_png_with_its_definitions():
     width, height = struct.unpack(">II", view.png[16:24])
     assert width >= 600
     assert height >= 200
-    assert len(view.png) <= plots.MAX_BYTES
+    assert len(view.png) <= canvas.MAX_BYTES
     assert set(view._repr_mimebundle_()) == {"text/plain", "image/png"}
     for want in (
         "2 CPUs",
@@ -254,7 +254,7 @@ def test_the_ladder_is_a_small_png_with_its_definitions():
 
 def test_every_label_of_the_ladder_fits_into_the_picture(monkeypatch):
     drawn = {}
-    monkeypatch.setattr(plots, "_png", lambda figure: drawn.setdefault("figure", figure) and b"x")
+    monkeypatch.setattr(canvas, "png", lambda figure: drawn.setdefault("figure", figure) and b"x")
     many = steps(arm("baseline", interval(1234.5, 300)), arm("a-long-name", interval(1300, 250)))
     for summary in (FOUR, many):
         drawn.clear()
@@ -283,7 +283,7 @@ def test_a_machine_that_was_not_steady_is_said_wherever_the_ladder_is(monkeypatc
     rungs[1] = dataclasses.replace(rungs[1], summary=uneven)
     made = Ladder("baseline", "all", tuple(rungs))
     seen = {}
-    monkeypatch.setattr(plots, "_png", lambda figure: seen.setdefault("figure", figure) and b"x")
+    monkeypatch.setattr(canvas, "png", lambda figure: seen.setdefault("figure", figure) and b"x")
     text = " ".join(plots.ladder(made).text.split())
     want = "Machine not steady: repeats of one prompt differ by ×4.7; read no gain from this run."
     assert want in text and "workload: all, machine not steady" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sparkling import inventory, show_cost, traffic, unions
+from sparkling import canvas, inventory, show_cost, traffic, unions
 from sparkling.errors import UsageError
 
 
@@ -53,7 +53,7 @@ def test_the_recorded_texts(root):
 
 def test_the_picture(root):
     view = show_cost.unions_picture(inventory.inventory(root / "models" / "sparklet"))
-    assert view.png.startswith(b"\x89PNG") and len(view.png) <= show_cost.MAX_BYTES
+    assert view.png.startswith(b"\x89PNG") and len(view.png) <= canvas.MAX_BYTES
     assert "repeated text, greedy" in str(view) and "(n=24)" in str(view)
 
 
