@@ -8,16 +8,14 @@ experts of its own, divided by the calls.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkling import gpus, procs, server
+from sparkling import gpu_child, gpus
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
@@ -187,34 +185,15 @@ def run(lane: Lane, out: Path, *, limit_s: float = LIMIT_S) -> Record:
         command += ["--runners", "humming"]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
-    said = out.with_suffix(".log")
-    # As the recipes set it, so that a server finds the kernels that are compiled here.
-    humming = {"HUMMING_COMPILER": "nvrtc", "HUMMING_CACHE_DIR": str(lane.cache / "humming")}
-    with said.open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=server.child_environment(humming, lane.server_python),
-            start_new_session=True,
-            preexec_fn=procs.with_parent(signal.SIGTERM),
-        )
-        try:
-            child.wait(limit_s + GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:  # Ctrl-C too; it ends its own children
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(GRACE_S)
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
+    last = gpu_child.run(
+        lane,
+        command,
+        out.with_suffix(".log"),
+        limit_s=limit_s,
+        grace_s=GRACE_S,
+        parting=signal.SIGTERM,  # it ends its own children
+    )
     if not out.exists():
-        lines = [line for line in said.read_text("utf-8", "replace").splitlines() if line.strip()]
-        last = lines[-1][:300] if lines else "nothing"
         raise SparklingError(f"The layers were not computed; {SCRIPT} said: {last}")
     found = read(out)
     if not found.outputs:

@@ -5,17 +5,13 @@ It must have the GPU to itself, so it is refused while anything else computes on
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkling import gpus, procs, server, shapes
+from sparkling import gpu_child, gpus, shapes
 from sparkling.errors import SparklingError, UsageError
 from sparkling.lane import Lane
 
@@ -98,34 +94,16 @@ def measure(
     out = out.absolute()
     _place(out)
     command = [str(lane.server_python), "-m", MODULE, "--out", str(out)]
-    # As the recipes set them, so that kernels compiled for a server are found and kept.
-    humming = {"HUMMING_COMPILER": "nvrtc", "HUMMING_CACHE_DIR": str(lane.cache / "humming")}
     command += ["--limit-s", f"{limit_s:g}"] + (["--only", only] if only else [])
-    said = out.with_name(out.name + ".log")
-    with said.open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=out.parent,
-            env=server.child_environment(humming, lane.server_python),
-            start_new_session=True,
-            preexec_fn=procs.with_parent(signal.SIGKILL),
-        )
-        try:
-            child.wait(limit_s + GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:  # Ctrl-C too
-            if child.poll() is None:
-                with contextlib.suppress(OSError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(10)
+    last = gpu_child.run(
+        lane,
+        command,
+        out.with_name(out.name + ".log"),
+        limit_s=limit_s,
+        grace_s=GRACE_S,
+        cwd=out.parent,
+    )
     if not out.exists():
-        lines = [line for line in said.read_text("utf-8", "replace").splitlines() if line.strip()]
-        last = lines[-1][:300] if lines else "nothing"
         raise SparklingError(f"The kernels were not measured; the benchmark said: {last}")
     return shapes.read(out)
 
