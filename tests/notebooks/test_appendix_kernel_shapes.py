@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import json
 
-from sparkling import clampcheck, devices, fullsize, lane, shapes, shapes_round, suite
+from sparkling import clampcheck, devices, fullsize, shapes, shapes_round
 
 
-def test_it_shows_the_records_and_says_that_they_are(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("SPARKLING_SERVER_PYTHON", str(tmp_path / "no" / "python"))
-    said: list[str] = []
+def test_it_shows_the_records_and_says_that_they_are(shown):
     # A lane with a GPU but no environment: refused there, shown from the record all the same.
-    result = suite.run_suite(
-        lane.detect("spark"), notebooks=["appendix_kernel_shapes"], progress=said.append
-    )
-    assert result.exit_code == 0, "\n".join(said)
-    done = next((tmp_path / "runs").glob("*/notebooks/appendix_kernel_shapes.ipynb"))
-    outputs = [
-        output
-        for cell in json.loads(done.read_text())["cells"]
-        if cell["cell_type"] == "code"
-        for output in cell["outputs"]
-    ]
-    text = "\n".join("".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
-    assert sum("image/png" in o.get("data", {}) for o in outputs) == 3
+    text, pictures = shown("appendix_kernel_shapes", "spark")
+    assert pictures == 3
     for words in (
         "There is no server environment",
         "Recorded on NVIDIA H200, not on this machine",
