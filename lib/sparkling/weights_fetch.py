@@ -286,9 +286,8 @@ class _Download:
             thread.start()
         try:
             shown = float("-inf")
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(0.05)
+            while alive := [thread for thread in threads if thread.is_alive()]:
+                alive[0].join(0.05)
                 if time.monotonic() - shown >= self.interval_s:
                     shown = time.monotonic()
                     self._tell()

@@ -132,9 +132,15 @@ def test_the_second_time_nothing_is_fetched_or_read(hub, kind, tmp_path, monkeyp
 
 
 def test_progress_ends_at_the_whole_and_names_what_is_worked_on(hub, tmp_path):
-    hub.trouble[BIG] = Trouble("slow", after=32 << 10)
+    hub.trouble[BIG] = Trouble("held")
     seen = []
-    get("huggingface", tmp_path, progress=seen.append, interval_s=0.01)
+
+    def see(progress):
+        seen.append(progress)
+        if BIG in {row["file"] for row in progress.rows()}:
+            hub.go_on.set()
+
+    get("huggingface", tmp_path, progress=see, interval_s=0.01)
     assert seen[-1].done == seen[-1].total == seen[-1].fetched == WANTED
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     active = {row["file"] for p in seen for row in p.rows()}
@@ -206,11 +212,11 @@ fetch(found, {place!r}, jobs=1, progress=lambda p: print(p.done, flush=True), in
 
 def test_after_a_kill_only_the_missing_bytes_are_asked_for(hub, kind, tmp_path):
     place = tmp_path / "model"
-    hub.trouble[BIG] = Trouble("slow", after=48 << 10)
+    hub.trouble[BIG] = Trouble("held", after=64 << 10)
     code = KILLED.format(repo=REPO, kind=kind, place=str(place))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     part = weights_plan.part_of(place, BIG)
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size > 60_000):
         assert child.poll() is None and time.monotonic() < limit
         time.sleep(0.005)
@@ -221,6 +227,7 @@ def test_after_a_kill_only_the_missing_bytes_are_asked_for(hub, kind, tmp_path):
     have = part.stat().st_size
     assert 60_000 < have < len(hub.files[BIG])
     hub.trouble.clear()
+    hub.go_on.set()
     hub.quiet()
     served = hub.sent[BIG]
     done = get(kind, place)
@@ -256,7 +263,7 @@ def test_ten_stops_leave_no_more_than_one_file_each(hub, tmp_path):
 
 
 def test_ctrl_c_loses_nothing(hub, tmp_path):
-    hub.trouble[BIG] = Trouble("slow", after=0)
+    hub.trouble[BIG] = Trouble("held", after=32 << 10)
 
     def stop(progress):
         if progress.fetched > 40_000:
@@ -266,6 +273,7 @@ def test_ctrl_c_loses_nothing(hub, tmp_path):
         get("huggingface", tmp_path, progress=stop, interval_s=0.0)
     unfinished(tmp_path)
     hub.trouble.clear()
+    hub.go_on.set()
     done = get("huggingface", tmp_path)
     whole(tmp_path, hub)
     assert done.kept > 20_000
@@ -668,7 +676,7 @@ def test_a_write_that_the_system_refuses_loses_nothing(hub, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "The disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-    assert unfinished(place)[0] == weights_plan.part_of(place, BIG).name
+    assert weights_plan.part_of(place, BIG).name in unfinished(place)  # beside what it stopped
     assert weights_plan.part_of(place, BIG).stat().st_size == 120_000
     hub.quiet()
     served = hub.sent[BIG]

@@ -43,7 +43,7 @@ def git_sha1(data: bytes) -> str:
 class Trouble:
     """How the bytes of one file go wrong; `times`: for so many requests, then never again."""
 
-    kind: str  # cut, flip, short, long, page, 404, 401, 403, 500, 416, slow, gzip
+    kind: str  # cut, flip, short, long, page, 404, 401, 403, 500, 416, held, gzip
     after: int = 0  # bytes
     times: int = 10**9
 
@@ -72,6 +72,7 @@ class Hub:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        self.go_on = threading.Event()  # what is "held" waits for it
         self.sending = 0
         self.commit(self.files)
 
@@ -104,7 +105,7 @@ class Hub:
 
     def quiet(self) -> None:
         """Wait until no body is on its way, so that `sent` is final."""
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + 60
         while self.sending:
             assert time.monotonic() < limit, "a body is still being sent"
             time.sleep(0.005)
@@ -137,6 +138,7 @@ class Hub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.go_on.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
@@ -395,8 +397,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def pieces(self, name: str, body: bytes, trouble: Trouble | None, chunked: bool) -> None:
         kind = trouble.kind if trouble else ""
-        limit = trouble.after if trouble and kind in ("cut", "slow") else len(body)
+        limit = trouble.after if trouble and kind in ("cut", "held") else len(body)
         for position in range(0, len(body), PIECE):
+            if kind == "held" and position >= limit:
+                self.hub.go_on.wait(60)
             piece = body[position : min(position + PIECE, limit if kind == "cut" else len(body))]
             if piece:
                 self.piece(name, piece, chunked)
@@ -404,8 +408,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.close()
                 return
-            if kind == "slow" and position + PIECE >= limit:
-                time.sleep(0.02)
         if chunked:
             self.wfile.write(b"0\r\n\r\n")
 
