@@ -170,12 +170,28 @@ def _stamp() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 
 
+def _silence() -> str:
+    """Seconds of silence before a comment, as the caller's environment says; "" for none."""
+    value = os.environ.get(KEEP_ALIVE, "15").strip()
+    try:
+        possible = not value or 0 < float(value) < float("inf")
+    except ValueError:
+        possible = False
+    if not possible:
+        raise UsageError(
+            f"{KEEP_ALIVE} is {value!r}: set it to seconds above 0, to nothing for no comments, or "
+            "unset it (15)."
+        )
+    return value
+
+
 def _serve(args: argparse.Namespace) -> int:
     from sparkling import server, serving, weightcheck
 
     where = _lane(args)
     book = _book(where)
     launch = _launch(args, where, args.stage, args.variant)
+    silence = _silence()
     weightcheck.check(where.model)
     log = Path(args.log) if args.log else where.runs / "serve" / f"{_stamp()}-{args.stage}.log"
     _say(f"Starting {launch.recipe}, stage {launch.stage}; log: {log}")
@@ -187,7 +203,7 @@ def _serve(args: argparse.Namespace) -> int:
             api_key=os.environ.get("SPARKLING_API_KEY") or None,
             deadline_s=args.deadline or book.timeouts.get("ready_s", 300),
             # Whoever serves others may stand behind a proxy that cuts silence off.
-            extra_env={KEEP_ALIVE: os.environ.get(KEEP_ALIVE, "15")},
+            extra_env={KEEP_ALIVE: silence},
             progress=_phases(),
             # Whoever names a port wants that one; without a name another may be taken.
             exact_port=bool(args.port),

@@ -159,6 +159,8 @@ def _of_url(
             f"--arm {arm!r} names a folder of the run; leave out / \\ : and a first dot."
         )
     key = os.environ.get("SPARKLING_API_KEY") or None
+    with Client(args.url, api_key=key) as client:
+        model = client.model  # a server that does not answer must not leave an empty run
     run = store.open_run(lane.runs_folder(), args.run or None, notebook="eval", secrets=[key or ""])
     cli._say(f"run: {run.id} (continue it with --run {run.id})")
     cli._say("Not started here, so nothing is proved of this server; its answers are graded as is.")
@@ -172,7 +174,7 @@ def _of_url(
             settings,
             arm=arm,
             out=out,
-            facts={"model": client.model},
+            facts={"model": model},
             progress=lambda sums, _row: live.update(note=sums.line()),
             **options,
         )

@@ -105,6 +105,8 @@ def _lane_model() -> Path:
 
 def _fetch(args: argparse.Namespace) -> int:
     from sparkling import weights
+    from sparkling.files import absolute
+    from sparkling.weights_fetch import possible
 
     folder = _folder(args.repo, args.to)
     options = {
@@ -113,6 +115,7 @@ def _fetch(args: argparse.Namespace) -> int:
         "include": args.include,
         "exclude": args.exclude,
     }
+    possible(absolute(folder), args.jobs)
     if args.plan:
         plan = weights.plan(args.repo, folder, **options)
         _print(plan.to_json(), args.json, lambda: str(plan.view()))

@@ -459,6 +459,16 @@ def test_serve_starts_waits_and_stops(monkeypatch, capsys, tmp_path, server):
     assert server.notes and not list((tmp_path / "runs" / "serve").glob("*.json"))
 
 
+@pytest.mark.parametrize("value", ["x", "0", "-1", "nan", "inf"])
+def test_serve_refuses_a_silence_that_is_none_before_anything_starts(
+    monkeypatch, capsys, server, value
+):
+    monkeypatch.setenv("SPARKLING_KEEP_ALIVE_S", value)
+    code, _, err = run(capsys, "serve", "nextn")
+    assert code == 2 and err.startswith(f"error: SPARKLING_KEEP_ALIVE_S is {value!r}: set it to")
+    assert not server.given
+
+
 def test_serve_shows_the_warning_of_a_server_that_is_broken_on_purpose(capsys, tmp_path, server):
     log = tmp_path / "server.log"
     block = "!!!!!!!!\n!!! BROKEN !!!\n!!!!!!!!"

@@ -139,6 +139,12 @@ def test_an_arm_that_is_no_name_is_refused(capsys, arm):
     assert code == 2 and err.startswith(f"error: --arm {arm!r} names a folder")
 
 
+def test_a_server_that_does_not_answer_leaves_no_run(capsys, tmp_path):
+    code, _, err = run(capsys, "eval", "--url", "http://127.0.0.1:9", "--limit", "3")
+    assert code == 1 and err.startswith("error: ") and "127.0.0.1:9" in err
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
 def test_eval_of_a_file_of_ones_own_with_examples(capsys, tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps({"question": f"{i}+1?", "answer": i + 1}) + "\n"

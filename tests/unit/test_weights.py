@@ -447,6 +447,9 @@ def test_plan_fetch_verify_list_clean(hub, capsys, tmp_path):
     code, out, _ = run(capsys, "fetch", REPO, "--to", place, *one, "--plan", "--json")
     assert code == 0 and json.loads(out)["to_fetch"] == sum(map(len, hub.files.values()))
     assert not Path(place).exists() and hub.bodies() == 0
+    asked = len(hub.asked)
+    code, _, err = run(capsys, "fetch", REPO, "--to", place, *one, "--plan", "--jobs", "0")
+    assert code == 2 and "--jobs" in err and len(hub.asked) == asked
     code, out, err = run(capsys, "fetch", REPO, "--to", place, *one, "--json")
     value = json.loads(out)
     assert code == 0 and err == "" and value["ok"] and value["commit"] == hub.head
