@@ -44,15 +44,13 @@ class Settings:
     balance: float = 2e-3
 
 
-# gpu: 89 s on an H200. cpu: never run to its end on a CPU; its quality was measured by running it on
-# a GPU. Timed on two Zen 4 cores (AVX-512 with BF16, no AMX), steps of 4,096 tokens in two parts:
-# median 1.38 s (quartiles 1.34, 1.42; n = 10, rounded weights, little else running), 1.51 s (1.34,
-# 2.39; n = 12) beside other work, at best 1.24 s; 2.4 to 2.6 core-seconds. Drawing the texts takes
-# 0.03 s a step. That makes 70 minutes. With threads inside the operations instead of two parts: 2.17 s
-# (1.86, 2.43; n = 8), beside the same work as the 1.51 s.
+# gpu: 89 s on an H200. cpu: 57 minutes on two Zen 4 cores (AVX-512 with BF16, no AMX), in two parts
+# (`--parts`): median 1.10 s a step (quartiles 1.07, 1.14; n = 250 windows of 10 s), 1.24 s with rounded
+# weights (1.21, 1.29; n = 70), drawing the texts (0.03 s) included; at nice -10 beside light work. Twice
+# the rows for the drafts take 0.08 to 0.11 s more (n = 20 steps each).
 PRESETS = {
     "gpu": Settings(steps=1800, tokens=16_384),
-    "cpu": Settings(steps=3000, tokens=4096, draft_rows=0.5, warmup=60, quantize_from=0.8),
+    "cpu": Settings(steps=3000, tokens=4096, draft_rows=0.25, warmup=60, quantize_from=0.8),
     "smoke": Settings(steps=6, tokens=1024, length=96, warmup=2, quantize_from=0.5),
 }
 

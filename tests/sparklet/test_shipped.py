@@ -68,6 +68,15 @@ def test_measured_figures_meet_every_goal(name):
     assert abs(stored["accuracy"] - plain["accuracy"]) <= 0.02
 
 
+def test_the_cpu_preset_was_run_to_its_end_on_two_cores_in_under_an_hour():
+    found = json.loads((DATA / "measured-cpu-preset.json").read_text())
+    assert found["settings"] == asdict(training.PRESETS["cpu"]), (
+        "train again, or say so in the card"
+    )
+    assert found["device"] == "cpu" and found["machine"].startswith("two ")
+    assert 0 < found["seconds"] < 3600
+
+
 def test_the_card_is_what_the_code_writes_from_the_measured_figures():
     runs = {
         "seed 1, as shipped": "seed-1",
