@@ -130,17 +130,17 @@ def arms() -> dict[str, Arm]:
 
 
 CORE = [name for name in arms() if name.count("-") == 2 and name.split("-")[1] in ("bf16", "fp8")]
-EXTRA = ["unshared", "clamp-off", "stock", "clamp-off-nextn", "trap", "swap"]
+EXTRA = ["clamp-off-nextn", "trap", "clamp-off", "stock", "unshared", "swap"]
 # swap is humming-bf16-plain on the other GPU: what of Marlin against Humming is the two GPUs.
 
 
 def queues(gpus: list[int], wanted: list[str]) -> dict[int, list[str]]:
-    """Which GPU measures which arms, in order: Marlin has the last GPU to itself, as its first start
-    compiles for minutes; on one GPU it comes last."""
+    """Which GPU measures which arms, in order: of two, Marlin has the last one to itself, as its first
+    start compiles kernels of its own; one GPU measures all but `swap`, as they were given."""
+    if len(gpus) == 1:
+        return {gpus[0]: [name for name in wanted if name != "swap"]}
     marlin = [name for name in wanted if name.startswith("marlin") or name == "swap"]
     rest = [name for name in wanted if name not in marlin]
-    if len(gpus) == 1:
-        return {gpus[0]: rest + [name for name in marlin if name != "swap"]}
     return {gpus[0]: rest, gpus[-1]: marlin}
 
 
@@ -182,11 +182,18 @@ class Failed(RuntimeError):
     """An arm that could not be measured; the message says why."""
 
 
+def put(path: Path, text: str) -> None:
+    """Write a file unless it holds this already: another server may be reading it."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def site(state: Path) -> Path:
     """A folder with both plugins as SGLang finds them: by an installed distribution's metadata."""
     folder = state / "site"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).with_name("full_size_plugin.py"), folder)
+    plugin = Path(__file__).with_name("full_size_plugin.py")
+    put(folder / plugin.name, plugin.read_text())
     product = tomllib.loads((ROOT / "lib" / "sparkling_sglang" / "pyproject.toml").read_text())
     project = product["project"]
     ours = project["entry-points"]["sglang.srt.plugins"]
@@ -196,9 +203,9 @@ def site(state: Path) -> Path:
     ):
         info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        put(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         lines = [f"{key} = {value}" for key, value in entries.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[sglang.srt.plugins]", *lines, ""]))
+        put(info / "entry_points.txt", "\n".join(["[sglang.srt.plugins]", *lines, ""]))
     return folder
 
 
@@ -210,7 +217,7 @@ def model_folder(state: Path) -> Path:
     folder = state / "model"
     folder.mkdir(parents=True, exist_ok=True)
     config = made | {"quantization_config": quantization}
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    put(folder / "config.json", json.dumps(config, indent=1))
     return folder
 
 
@@ -579,8 +586,8 @@ class Lane:
 
     def start_next(self) -> Server | None:
         """The next arm's server, if there is time for it."""
-        need = self.args.first_s if self.first else self.args.arm_s
-        if not self.names or self.left() < need or self.args.stopping.is_set():
+        # A first start that this call cuts short leaves its compiled kernels to the next call.
+        if not self.names or self.left() < self.args.arm_s or self.args.stopping.is_set():
             return None
         server = launch(self.args, arms()[self.names.pop(0)], self.gpu)
         self.live.append(server)
@@ -640,8 +647,9 @@ class Lane:
         over = made["complete"] or (made["ended"] and not self.args.stopping.is_set())
         kept = self.args.state / ("arms" if over else "partial") / f"{name}.json"
         kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(row))
-        shutil.copy(server.log, kept.with_suffix(".log"))
+        with COLLECT:  # the other GPU's arm may be collecting
+            kept.write_text(json.dumps(row))
+            shutil.copy(server.log, kept.with_suffix(".log"))
         for context, *_ in self.args.plan:
             found = [r["ms"] for r in made.get("runs", []) if r["prompt"] == context]
             if found:
@@ -854,7 +862,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, default=Path("/var/tmp/full"), help="what survives")
     parser.add_argument("--plan", type=plan, default=plan("1024x256x5,32768x128x3"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--first-s", type=float, default=330, help="the first start's limit (330)")
+    parser.add_argument("--first-s", type=float, default=450, help="the first start's limit (450)")
     parser.add_argument("--arm-s", type=float, default=100, help="later starts' limit (100)")
     parser.add_argument("--again", action="store_true", help="measure failed arms again")
     parser.add_argument("--python", type=Path, default=Path(sys.executable))

@@ -3,6 +3,7 @@ that only pretend."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -40,14 +41,14 @@ def test_the_eight_arms_differ_by_their_three_switches_alone(script):
     }
 
 
-def test_marlin_has_the_last_gpu_and_comes_last_on_one(script):
+def test_marlin_has_the_last_gpu_and_one_gpu_keeps_the_order(script):
     wanted = script.CORE + script.EXTRA
     two = script.queues([0, 1], wanted)
     assert sorted(two[0] + two[1]) == sorted(wanted)
     assert two[1][-1] == "swap" and all(n.startswith("marlin") for n in two[1][:-1])
     assert two[0][:4] == script.CORE[:4]
     one = script.queues([3], wanted)
-    assert list(one) == [3] and one[3][-4:] == script.CORE[4:] and "swap" not in one[3]
+    assert one == {3: wanted[:-1]} and wanted[:8] == script.CORE and wanted[-1] == "swap"
 
 
 def test_a_step_is_the_time_after_the_first_token_over_the_tokens_after_it(script):
@@ -96,13 +97,13 @@ class Calls:
     def command(self, *more: str) -> list[str]:
         where = ["--out", str(self.folder / "out"), "--state", str(self.folder / "state")]
         script = [sys.executable, str(ROOT / "scripts" / "record_full_size.py")]
-        limits = ["--budget", "40", "--first-s", "10", "--arm-s", "3", "--port", str(self.port)]
+        limits = ["--budget", "240", "--first-s", "120", "--arm-s", "60", "--port", str(self.port)]
         plan = ["--plan", "64x8x3,128x4x2", "--cpu", "--python", str(self.python)]
         return [*script, *where, *limits, *plan, *more]
 
     def run(self, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*more), env=os.environ | env, capture_output=True, text=True, timeout=60
+            self.command(*more), env=os.environ | env, capture_output=True, text=True, timeout=280
         )
 
     def found(self) -> dict:
@@ -127,11 +128,18 @@ def calls(tmp_path, free_port):
 
 @pytest.fixture
 def free_port():
+    """A port whose followers are free for every arm on two GPUs too: below those that the system
+    gives away (32768 on) and those that servers ask for (30000 on)."""
+    import random
     import socket
 
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1] % 30000 + 20000
+    for port in random.Random().sample(range(10000, 29000, 200), 95):
+        with contextlib.suppress(OSError):
+            for one in (*range(port, port + 20), *range(port + 100, port + 120)):
+                with socket.socket() as tried:
+                    tried.bind(("127.0.0.1", one))
+            return port
+    pytest.fail("no free ports")
 
 
 def test_a_call_measures_every_arm_and_the_next_call_resumes(calls):
@@ -146,7 +154,9 @@ def test_a_call_measures_every_arm_and_the_next_call_resumes(calls):
         assert [(r["prompt"], r["tokens"]) for r in one["runs"]] == [(64, 8), (128, 4)] * 2 + [
             (64, 8)
         ]
-        assert one["runs"][0]["ms"] >= (4 if of == "round" else 2)
+        # The server's clock: this process may have been late to read the first token.
+        least = 4 if of == "round" else 2
+        assert all(r["server_ms"] >= least and r["ms"] > 0 for r in one["runs"])
         assert one["arguments"] == {"version": "0.5.23", "random_seed": 1}
         assert one["status"] == {"switches": {"fp8-head": True}}
     with tarfile.open(calls.folder / "out" / "logs.tar.gz") as logs:
@@ -194,12 +204,12 @@ def test_an_ended_call_leaves_no_server(calls):
     held = subprocess.Popen(
         calls.command("--arms", "stock", "--plan", "64x4000x3"), stdout=subprocess.DEVNULL
     )
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not calls.alive() and time.monotonic() < end:
         time.sleep(0.05)
     assert calls.alive()
     held.send_signal(signal.SIGTERM)
-    assert held.wait(20) == 1
+    assert held.wait(60) == 1
     assert not calls.alive()
     assert not (calls.folder / "state" / "arms" / "stock.json").exists()
 

@@ -50,13 +50,17 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
+        began = first = time.perf_counter()
         n = body["sampling_params"]["max_new_tokens"]
         meta = {"prompt_tokens": len(body["input_ids"]), "finish_reason": None}
         for token in range(1, n + 1):
             time.sleep(0.004 if nextn else 0.002)
+            first = time.perf_counter() if token == 1 else first
             meta |= {"completion_tokens": token}
             if token == n:
                 meta["finish_reason"] = {"type": "length"}
+                meta["first_token_latency"] = first - began
+                meta["e2e_latency"] = time.perf_counter() - began
                 meta |= {"spec_verify_ct": n - 1} if nextn else {}
             line = json.dumps({"output_ids": [token], "meta_info": meta})
             self.wfile.write(f"data: {line}\n\n".encode())
