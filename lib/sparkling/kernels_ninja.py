@@ -304,9 +304,10 @@ class _Run:
     def _note(self, jobs: list[procs.Stat], table: dict[int, procs.Stat]) -> None:
         """What each running target holds now."""
         for job in jobs:
-            if job.pid not in self.seen:
-                self.seen[job.pid] = (_output_of(job.pid), time.monotonic())
-            output, since = self.seen[job.pid]
+            output, since = self.seen.get(job.pid, ("", time.monotonic()))
+            # Asked until it tells: a child that is only just forked still has ninja's command.
+            output = output or _output_of(job.pid)
+            self.seen[job.pid] = (output, since)
             if not output:
                 continue
             tree = [job.pid, *(one.pid for one in procs.descendants(job.pid, table))]

@@ -157,7 +157,7 @@ class Waiting:
                 return
             self.server._hear(POLL_S)
 
-    def _read_log(self) -> None:
+    def _read_log(self, *, dead: bool = False) -> None:
         for line in self.follower.lines():
             self.lines.append(line)
             event = _log.parse_line(line)
@@ -166,7 +166,7 @@ class Waiting:
                 self.phase, self.phase_since = phase, time.monotonic()
             if isinstance(event, _log.Crash):
                 self.crashed = True
-                if event.kind == "port":
+                if event.kind == "port" and not dead:
                     # SGLang goes on waiting for its own warm-up for two minutes after this.
                     raise self._failure(diagnose([line]))
         del self.lines[:-20000]
@@ -238,7 +238,7 @@ class Waiting:
         limit = time.monotonic() + 15.0
         while not server._keeper.stdout.closed and time.monotonic() < limit:
             server._hear(0.2)
-        self.lines += self.follower.lines()
+        self._read_log(dead=True)  # the phase, too: it may have died between two looks
         ended = server._ended or {}
         if not self.lines and ended.get("recent"):
             self.lines = ended["recent"].splitlines()

@@ -75,7 +75,7 @@ CPU_GRACE_S = 1.0
 
 # A key that needs no quoting anywhere: not in YAML, JSON, an HTTP header or a Python repr. Only so
 # can it be struck out of a log reliably.
-WORD_S = 2.0  # a watchdog's word after the server that it killed; it takes milliseconds
+WORD_S = 5.0  # a watchdog's word after the server that it killed; mostly it takes milliseconds
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+/=-]{7,199}")
 # Set by Jupyter for its own process; a server that inherits them imports the notebook's matplotlib
 # backend or colours its log.
