@@ -82,7 +82,8 @@ class Outcomes:
     def of(self, node: str) -> dict[str, str]:
         while True:
             ended = self.process.poll() is not None  # asked before reading: nothing is missed
-            for line in self.file.read_text().splitlines():
+            # Up to the last end of a line: a long one may be half written.
+            for line in self.file.read_bytes().rpartition(b"\n")[0].splitlines():
                 outcome = json.loads(line)
                 if outcome["id"] == node:
                     return outcome

@@ -195,7 +195,7 @@ def test_the_record_is_on_disk_after_every_case(tmp_path, monkeypatch):
 def test_the_limit_ends_the_process_and_the_record_says_so(tmp_path, capsys):
     left = []
     watch = bench_shapes.stop_at(0.01, record(tmp_path), left.append)
-    watch.join(10)
+    watch.join(60)
     assert left == [1]
     assert "limit" in json.loads((tmp_path / "r.json").read_text())["stopped"]
     assert "holds what was measured" in capsys.readouterr().out

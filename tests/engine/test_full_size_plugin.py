@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,13 @@ def test_the_gate_holds_until_its_file_appears(plugin, tmp_path):
 
     waiting = threading.Thread(target=plugin._gate, args=(tmp_path / "gate",), daemon=True)
     waiting.start()
+    limit = time.monotonic() + 60
+    while not (tmp_path / "gate.at").exists() and time.monotonic() < limit:
+        time.sleep(0.01)
     waiting.join(0.3)
     assert waiting.is_alive() and (tmp_path / "gate.at").exists()
     (tmp_path / "gate").touch()
-    waiting.join(5)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

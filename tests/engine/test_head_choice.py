@@ -177,7 +177,7 @@ def test_a_trial_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("cat"))
     monkeypatch.setattr(
         subprocess, "run",
-        lambda command, real=subprocess.run, **more: real(["sleep", "9"], **more),
+        lambda command, real=subprocess.run, **more: real(["sleep", "600"], **more),
     )  # fmt: skip
     with pytest.raises(KernelError, match=r"more than 0\.2 s"):
         head_choice.run_trial(64, HIDDEN, torch.device("cuda", 0))

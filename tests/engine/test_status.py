@@ -8,6 +8,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,9 +135,17 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
             seen.append(json.loads(path.read_text())["value"])
 
     thread = threading.Thread(target=reader)
+
+    def wait_for_more():  # the two threads run as the machine likes
+        before, limit = len(seen), time.monotonic() + 60
+        while len(seen) == before and thread.is_alive() and time.monotonic() < limit:
+            time.sleep(0.001)
+
     thread.start()
+    wait_for_more()
     for value in range(200):
         status.replace_file(path, json.dumps({"value": value, "filler": "y" * 100_000}))
+    wait_for_more()
     stop.set()
     thread.join()
     assert seen == sorted(seen) and len(seen) > 1

@@ -30,11 +30,20 @@ def living(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("SUITE_RUN_TEST") == mark:
+            mine = process.environ().get("SUITE_RUN_TEST") == mark
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
-    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return found
+
+
+def words(process: psutil.Process) -> str:
+    """Its command line; nothing of a helper that has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def until(what, limit_s: float):
@@ -47,11 +56,9 @@ def until(what, limit_s: float):
 
 VICTIMS = {
     "the suite": lambda below, parent: [parent],
-    "papermill": lambda below, parent: [p for p in below if "suite_child" in " ".join(p.cmdline())],
-    "the kernel": lambda below, parent: [p for p in below if "ipykernel" in " ".join(p.cmdline())],
-    "the server": lambda below, parent: [
-        p for p in below if "sglang.launch_server" in " ".join(p.cmdline())
-    ],
+    "papermill": lambda below, parent: [p for p in below if "suite_child" in words(p)],
+    "the kernel": lambda below, parent: [p for p in below if "ipykernel" in words(p)],
+    "the server": lambda below, parent: [p for p in below if "sglang.launch_server" in words(p)],
 }
 
 
@@ -61,7 +68,7 @@ def test_a_run_that_is_killed_again_and_again_leaves_nothing_and_is_completed(ro
     arguments = ["--notebook", "20_weights", "--notebook", "00_start_here"]
 
     def loading():
-        return [p for p in living(mark) if "sglang.launch_server" in " ".join(p.cmdline())]
+        return [p for p in living(mark) if "sglang.launch_server" in words(p)]
 
     for victim, find in VICTIMS.items():
         process = suite(root, runs, *arguments, SUITE_RUN_TEST=mark)
@@ -72,10 +79,10 @@ def test_a_run_that_is_killed_again_and_again_leaves_nothing_and_is_completed(ro
         if victim == "the suite":
             assert process.wait(timeout=60) == -signal.SIGKILL
         else:
-            said, _ = process.communicate(timeout=300)
+            said, _ = process.communicate(timeout=900)
             assert process.returncode == 1, (victim, said)
             assert "00_start_here" in said and "report:" in said
-        until(lambda: not living(mark), 10)
+        until(lambda: not living(mark), 60)
         process.stdout.close()
         if "--resume" not in arguments:
             arguments.insert(0, "--resume")
@@ -84,12 +91,12 @@ def test_a_run_that_is_killed_again_and_again_leaves_nothing_and_is_completed(ro
     assert again.returncode == 0, said
     assert re.search(r"^00_start_here +\d+\.\d +ok$", said, re.MULTILINE)
     assert len(list(runs.glob("*/report.html"))) == 1 == len(list(runs.glob("*/manifest.json")))
-    until(lambda: not living(mark), 10)
+    until(lambda: not living(mark), 60)
 
 
 def test_a_wrong_parameter_is_refused_at_once(root, tmp_path):
     process = suite(root, tmp_path / "runs", "-p", "repeat=3")
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 2
     assert said.startswith("error: No notebook of this suite has a parameter 'repeat'")
     assert len(said.splitlines()) == 1 and not list(tmp_path.glob("runs/*/notebooks"))
@@ -109,7 +116,7 @@ def test_a_failing_notebook_is_named_and_the_report_still_exists(root, tmp_path)
         str(model),
         *("--notebook", "10_environment", "--notebook", "20_weights", "--notebook", "40_baseline"),
     )
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=900)
     assert process.returncode == 1
     assert re.search(r"^20_weights, cell \d+ \(model = nb\.lane\.model\):$", said, re.MULTILINE)
     assert "is short by 100 bytes" in said

@@ -23,6 +23,7 @@ def said(executed: Path, cell: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_checkpoint_is_fetched_once_and_verified(root, tmp_path):
     shipped = root / "models" / "sparklet"
     files = {p.name: p.read_bytes() for p in shipped.iterdir() if p.name != "sparkling.json"}
@@ -56,7 +57,7 @@ def test_the_checkpoint_is_fetched_once_and_verified(root, tmp_path):
                 env=env,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=500,
             )
             assert done.returncode == 0, done.stderr[-2000:]
         served = sum(len(data) for name, data in files.items() if name != ".gitattributes")

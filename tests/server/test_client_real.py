@@ -77,7 +77,8 @@ def test_every_chunk_is_counted(client):
     assert None not in counts and len(counts) == len(reply.chunk_times_s)
     assert all(a < b for a, b in itertools.pairwise(counts))
     assert any(b - a > 1 for a, b in itertools.pairwise(counts))  # several tokens a chunk: NEXTN
-    assert 1 <= counts[0] <= 4 and counts[-1] <= reply.completion_tokens == 100
+    # A busy machine puts several rounds into one chunk, the first one too.
+    assert 1 <= counts[0] < counts[-1] <= reply.completion_tokens == 100
     assert metrics.decode(reply).method == "counted"
     assert 0 < reply.ttft_s < reply.chunk_times_s[-1] <= reply.e2e_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,8 @@ from sparkling.errors import ServerError
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 READY_S = 400  # a busy machine needs many times what a quiet one does
-LIMIT_S = 10.0
+# Nothing takes 10 s on a quiet machine; SGLang alone would take 65 s to follow a dead detokenizer.
+LIMIT_S = 45.0
 KEY = "sk-Real.Key_0123456789"
 
 # What a notebook's kernel does, as a process that can be killed.
@@ -102,6 +104,17 @@ def seconds_until_nothing_is_left(check: Callable[[], list[str]]) -> tuple[float
     while (found := check()) and time.monotonic() - began < LIMIT_S:
         time.sleep(0.1)
     return time.monotonic() - began, found
+
+
+def workers(running: server.Server) -> list[procs.Identity]:
+    """SGLang's worker processes, also before they have their names; none of its brief helpers."""
+    found = []
+    for one in procs.descendants(running.pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+            if b"multiprocessing.spawn" in words or words.startswith(b"sglang::"):
+                found.append(procs.identify(one.pid))
+    return [one for one in found if procs.is_alive(one)]
 
 
 def named(running: server.Server, name: str) -> procs.Identity:
@@ -189,7 +202,7 @@ def test_killing_a_process_of_a_ready_server_leaves_nothing(
         "warden": running._warden,
         "keeper": procs.identify(running._keeper.pid),
     }.get(victim) or named(running, victim)
-    time.sleep(1.0)  # the warden is noting what shared memory to remove
+    time.sleep(3.0)  # the warden is noting what shared memory to remove, and tells nobody
     assert procs.send(who, signal.SIGKILL)
     took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))
     assert not found, found
@@ -208,7 +221,7 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
     running = begin(wait=False)
     # As soon as its workers exist; they protect themselves only when they have imported torch.
     deadline = time.monotonic() + READY_S
-    while len(procs.descendants(running.pid)) < 3 and time.monotonic() < deadline:
+    while len(workers(running)) < 2 and time.monotonic() < deadline:
         assert running.alive()
         time.sleep(0.1)
     time.sleep(0.5)
@@ -216,7 +229,7 @@ def test_killing_a_process_of_a_loading_server_leaves_nothing(
         "server": running._identity,
         "warden": running._warden,
         "keeper": procs.identify(running._keeper.pid),
-        "child": procs.identify(procs.descendants(running.pid)[-1].pid),
+        "child": workers(running)[-1],
     }[victim]
     assert procs.send(who, signal.SIGKILL)
     took, found = seconds_until_nothing_is_left(lambda: left(running, own, tmp_path))

@@ -4,6 +4,7 @@ the watchdog ended its server. (A hog of real memory: test_memory_hog.py, which 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -71,13 +72,17 @@ def test_a_run_goes_on_after_the_watchdog_ended_its_server(
         def starve(done: int, total: int, row: dict) -> None:
             if done == 1:
                 meminfo(info, 1)
+                # Else all rows may be there before the watchdog looks.
+                limit = time.monotonic() + 60
+                while not running.ended_for_memory() and time.monotonic() < limit:
+                    time.sleep(0.1)
 
         with pytest.raises(
             ServerError, match=r"the rows so far are kept: restart it and resume"
         ) as e:
             measure(running, starve)
         assert "ended before the machine ran out" in str(e.value)
-        assert procs.wait_gone(people, 10) == []
+        assert procs.wait_gone(people, 60) == []
     kept = [json.loads(line) for line in rows.read_text().splitlines()]
     assert 1 <= len(kept) < 2 * len(chosen[0].prompts)
     (event,) = [json.loads(line) for line in (run / server.MEMORY_EVENTS).read_text().splitlines()]

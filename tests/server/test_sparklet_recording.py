@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from sparkling import recipe, server
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 GREEDY, REPEATED = 12, 4
 EXACT = 6  # answers of the server in float32
@@ -51,7 +51,7 @@ def ask(root, server_python, tmp_path_factory, script):
             runs=folder,
         ) as one:
             out = folder / "now.json"
-            return script.record(one.url, book.model, out, greedy, 0, repeated, budget=400)
+            return script.record(one.url, book.model, out, greedy, 0, repeated, budget=900)
 
     return run
 
@@ -80,7 +80,7 @@ def plain(root, server_python):
             input=json.dumps(asked),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         made = json.loads(done.stdout)

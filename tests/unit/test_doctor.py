@@ -495,10 +495,13 @@ def test_the_real_processes_are_listed_without_secrets(monkeypatch):
     import subprocess
     import sys
 
+    secret = ["--api-key", "sk-verysecretverysecret00"]
     child = subprocess.Popen(
-        [sys.executable, "-c", "input()", "--api-key", "sk-verysecretverysecret00"],
+        [sys.executable, "-c", "print(1, flush=True); input()", *secret],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    child.stdout.readline()  # it runs: a process that has just begun may hold no memory yet
     try:
         (found,) = [p for p in doctor_processes.processes() if p.pid == child.pid]
         assert "input()" in found.command and "verysecret" not in found.command

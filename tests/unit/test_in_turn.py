@@ -17,7 +17,12 @@ import pytest
 @pytest.mark.parametrize("n", range({n}))
 def test_it(n):
     began = time.monotonic()
-    time.sleep(0.1)
+    # A worker's first test waits for those of the others, however late they come to run.
+    notes, many = Path(os.environ["NOTES"]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    notes.with_name("begun-" + os.environ["PYTEST_XDIST_WORKER"]).touch()
+    while len([*notes.parent.glob("begun-*")]) < many and time.monotonic() < began + 60:
+        time.sleep(0.01)
+    time.sleep(0.05)
     line = [Path(__file__).name, n, os.environ["PYTEST_XDIST_WORKER"], began, time.monotonic()]
     with open(os.environ["NOTES"], "a") as file:
         file.write(json.dumps(line) + "\\n")

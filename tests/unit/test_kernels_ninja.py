@@ -25,24 +25,43 @@ pytestmark = pytest.mark.skipif(NINJA is None, reason="ninja is not installed (p
 JOB = """
 import sys, time, os
 out, seconds, mib = sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-open("started", "a").write(os.path.basename(out) + "\\n")
 held = bytearray(b"x" * (mib << 20))
 open(out, "w").write("half")
+open("started", "a").write(os.path.basename(out) + "\\n")
+number, limit = len(open("started").readlines()), time.monotonic() + 60
+
+def waits():
+    try:
+        return number > int(open("hold").read()) and time.monotonic() < limit
+    except FileNotFoundError:
+        return False
+
+while waits():
+    time.sleep(0.02)
 time.sleep(seconds)
 open(out, "w").write("whole")
 """
 
 
-def plan(folder: Path, count: int = 6, seconds: float = 0.4, mib: int = 1) -> Path:
-    """A build of `count` jobs that hold memory for a while."""
+def plan(
+    folder: Path, count: int = 6, seconds: float = 0.4, mib: int = 1, hold: int | None = None
+) -> Path:
+    """A build of `count` jobs that hold memory for a while. All but the first `hold` of them wait
+    until their test has seen what it looks for: `let_go`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.py").write_text(JOB)
+    if hold is not None:
+        (folder / "hold").write_text(str(hold))
     lines = [f"rule job\n  command = {sys.executable} -S job.py -o $out {seconds} {mib}"]
     lines += [f"build {folder}/{i}.o: job" for i in range(count)]
     lines.append("build all: phony " + " ".join(f"{folder}/{i}.o" for i in range(count)))
     # Phony is no target that is built.
     (folder / "build.ninja").write_text("\n".join(lines[:-1]) + "\n")
     return folder / "build.ninja"
+
+
+def let_go(file: Path) -> None:
+    (file.parent / "hold").unlink(missing_ok=True)
 
 
 class Meter:
@@ -92,15 +111,22 @@ def test_looking_does_not_harm_the_log_of_another_ninja(tmp_path: Path) -> None:
 
 
 def test_the_jobs_are_what_memory_allows_and_the_user_wishes(tmp_path: Path) -> None:
-    def most(name: str, meter: Meter, **env: str) -> int:
+    def most(name: str, meter: Meter, wanted: int, **env: str) -> int:
         ticks: list[kn.Tick] = []
-        file = plan(tmp_path / name, 4, 0.8)
-        result = run(file, meter, env=env, progress=ticks.append)
+        file = plan(tmp_path / name, 4, 0.1, hold=0)
+
+        def progress(tick: kn.Tick) -> None:
+            ticks.append(tick)
+            # At the second look one too many would run, too.
+            if sum(one.running >= wanted for one in ticks) >= 2:
+                let_go(file)
+
+        result = run(file, meter, env=env, progress=progress)
         assert result.jobs == max(tick.jobs for tick in ticks)
         return max(tick.running for tick in ticks)
 
-    assert most("one", Meter(24)) == 1
-    assert most("asked", Meter(200), MAX_JOBS="2") == 2
+    assert most("one", Meter(24), 1) == 1
+    assert most("asked", Meter(200), 2, MAX_JOBS="2") == 2
     file = plan(tmp_path / "none")
     with pytest.raises(SparklingError, match=r"Nothing is compiled: 3\.0 GiB"):
         run(file, Meter(3))
@@ -111,14 +137,15 @@ def test_the_jobs_are_what_memory_allows_and_the_user_wishes(tmp_path: Path) -> 
 
 
 def test_below_what_is_kept_back_nothing_new_starts(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 8, 0.5)
+    file = plan(tmp_path / "b", 8, 0.1, hold=0)
     meter, seen = Meter(200), []
 
     def progress(tick: kn.Tick) -> None:
         seen.append(tick)
         if tick.state == "building" and meter.gib == 200:
             meter.gib = 12
-        elif tick.state == "throttled" and tick.running == 0:
+        elif tick.state == "throttled":
+            let_go(file)
             meter.gib = 200
 
     result = run(file, meter, progress=progress)
@@ -128,14 +155,19 @@ def test_below_what_is_kept_back_nothing_new_starts(tmp_path: Path) -> None:
 
 
 def test_below_half_of_it_only_the_oldest_job_goes_on(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 3, 2.5)
+    file = plan(tmp_path / "b", 3, 0.1, hold=0)
     meter, states = Meter(200), []
+
+    def as_wanted(ninja: str, jobs: list[str]) -> bool:
+        return ninja == "T" and jobs.count("T") == 2 and len(jobs) == 3
 
     def progress(tick: kn.Tick) -> None:
         me = os.getpid()
         ninjas = [one for one in procs.descendants(me) if one.name == "ninja"]
         jobs = [one for one in procs.descendants(me) if ninjas and one.ppid == ninjas[0].pid]
         states.append([ninjas[0].state if ninjas else "", sorted(one.state for one in jobs)])
+        if as_wanted(*states[-1]):
+            let_go(file)
         if tick.running == 3 and meter.gib == 200:
             meter.gib = 7
         elif tick.running == 1:
@@ -144,21 +176,23 @@ def test_below_half_of_it_only_the_oldest_job_goes_on(tmp_path: Path) -> None:
     result = run(file, meter, progress=progress)
     assert result.complete and result.ended == 0
     # ninja stopped, two compilers stopped, one not: at some look it was so.
-    assert any(n == "T" and jobs.count("T") == 2 and len(jobs) == 3 for n, jobs in states), states
+    assert any(as_wanted(*one) for one in states), states
 
 
 def test_before_memory_is_gone_the_build_is_ended_and_goes_on_later(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 4, 1.5)
+    file = plan(tmp_path / "b", 4, 0.1, hold=1)
     meter, states = Meter(24), []
 
     def progress(tick: kn.Tick) -> None:
         states.append(tick.state)
-        if tick.done == 1 and tick.running and "waiting for memory" not in states:
-            meter.gib = 3
+        if "waiting for memory" not in states:
+            if tick.done == 1 and len(started(file)) == 2:  # the second one is in work
+                meter.gib = 3
         elif tick.state == "waiting for memory":
             assert tick.running == 0
             # What was in work is not left behind half-written.
             assert [one for one in file.parent.glob("*.o") if one.read_text() != "whole"] == []
+            let_go(file)
             meter.gib = 200
 
     result = run(file, meter, progress=progress)
@@ -170,7 +204,7 @@ def test_before_memory_is_gone_the_build_is_ended_and_goes_on_later(tmp_path: Pa
 
 
 def test_memory_that_does_not_come_back_is_a_sentence(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 2, 5)
+    file = plan(tmp_path / "b", 2, 600)
     meter = Meter(24)
 
     def progress(tick: kn.Tick) -> None:
@@ -182,7 +216,7 @@ def test_memory_that_does_not_come_back_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_file_too_big_for_the_machine_is_not_tried_for_ever(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 1, 30)
+    file = plan(tmp_path / "b", 1, 600)
     looks = iter(range(10_000))
 
     def meter() -> int:
@@ -213,7 +247,12 @@ def test_a_file_that_does_not_compile_is_named(tmp_path: Path) -> None:
 
 
 def test_interrupting_it_leaves_no_compiler(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 3, 30)
+    file = plan(tmp_path / "b", 3, 600)
+    before = {one.pid for one in procs.descendants(os.getpid())}  # other tests' own
+
+    def left() -> list[procs.Stat]:
+        below = procs.descendants(os.getpid())
+        return [one for one in below if not one.dead and one.pid not in before]
 
     def progress(tick: kn.Tick) -> None:
         if tick.running:
@@ -221,11 +260,14 @@ def test_interrupting_it_leaves_no_compiler(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(file, Meter(200), progress=progress)
-    assert [one for one in procs.descendants(os.getpid()) if not one.dead] == []
+    deadline = time.monotonic() + 60
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left() == []
 
 
 def test_killing_whoever_builds_leaves_no_compiler(tmp_path: Path) -> None:
-    file = plan(tmp_path / "b", 2, 30)
+    file = plan(tmp_path / "b", 2, 600)
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom sparkling import kernels_ninja as kn\n"
         "file = Path(sys.argv[1])\n"
@@ -236,13 +278,13 @@ def test_killing_whoever_builds_leaves_no_compiler(tmp_path: Path) -> None:
     builder = subprocess.Popen(
         [sys.executable, "-c", code, str(file), NINJA], env={**os.environ, **mark}
     )
-    (name, value), deadline = next(iter(mark.items())), time.monotonic() + 20
+    (name, value), deadline = next(iter(mark.items())), time.monotonic() + 60
     while len(procs.marked(name, value)) < 4 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(procs.marked(name, value)) >= 4  # the builder, ninja, two jobs
     builder.send_signal(signal.SIGKILL)
     builder.wait()
-    assert procs.wait_gone(procs.marked(name, value), 10) == []
+    assert procs.wait_gone(procs.marked(name, value), 60) == []
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

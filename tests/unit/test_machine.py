@@ -83,7 +83,7 @@ def test_case_31_all_fields_missing_is_still_a_gpu():
     [
         ("sys.exit(9)", "fails with code 9"),
         ("print('No devices were found')", "lists no GPU"),
-        ("time.sleep(30)", "did not answer within 0.3 s"),
+        ("time.sleep(600)", "did not answer within 0.3 s"),
         ("os.kill(os.getpid(), 9)", "fails with code -9"),
         ("sys.stdout.buffer.write(b'\\xff\\xfe\\x00,,,')", "lists no GPU"),
     ],
@@ -98,7 +98,7 @@ def test_case_31_a_broken_nvidia_smi_costs_nothing_but_its_time(tmp_path, body, 
         asked.append(command)
         return commands.ask(command, timeout_s)
 
-    limit = 0.3 if "sleep" in body else 30
+    limit = 0.3 if "sleep" in body else 60
     seen = gpus.look(ask, limit, tmp_path / "none", command=str(smi))
     assert seen.all == () and note in seen.note
     # A driver that hangs is not asked a second time.
@@ -414,8 +414,8 @@ def test_a_command_that_is_no_program(tmp_path):
     assert commands.ask((str(path),), 1) == f"{path} cannot be run (Permission denied)"
     assert commands.ask((f"{path}y",), 1) == f"{path}y is not installed"
     code = "import os, sys; sys.stderr.write('e'); sys.stderr.flush(); print(os.environ.get('K'))"
-    assert commands.ask((sys.executable, "-c", code), 20, env={"K": "v"}, stderr=True) == (
+    assert commands.ask((sys.executable, "-c", code), 60, env={"K": "v"}, stderr=True) == (
         0,
         "ev\n",
     )
-    assert commands.ask((sys.executable, "-c", code), 20, env={}) == (0, "None\n")
+    assert commands.ask((sys.executable, "-c", code), 60, env={}) == (0, "None\n")

@@ -61,7 +61,9 @@ def test_available_is_the_smallest_of_the_machine_and_its_containers(tmp_path: P
 
 def test_a_look_agrees_with_the_machines_and_costs_next_to_nothing() -> None:
     limits = memwatch.Limits(2, 1)
-    assert memwatch.available(limits) == pytest.approx(procs.memory_available(), rel=0.2)
+    # Others may take much memory, or give it back, between two looks: of many pairs one agrees.
+    looks = ((memwatch.available(limits), procs.memory_available()) for _ in range(100))
+    assert any(found == pytest.approx(machines, rel=0.2) for found, machines in looks)
     before, began = os.times(), time.monotonic()
     for _ in range(200):
         memwatch.available(limits)
@@ -141,7 +143,7 @@ def test_a_driver_that_is_not_there_or_says_nothing_leaves_the_gpu_unknown() -> 
     for library in ("libnothing-of-the-kind.so", "libc.so.6"):
         gpu = memwatch.GpuMemory(library=library)
         gpu.start()
-        gpu.join(10)
+        gpu.join(60)
         assert not gpu.is_alive() and (gpu.free, gpu.total) == (None, None)
 
 
@@ -163,7 +165,10 @@ def info(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, info: Path) -> Iterator:
+def begin(tmp_path: Path, info: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    # The watchdog's word comes through two processes, which a busy machine lets wait.
+    monkeypatch.setattr(server, "WORD_S", 60.0)
+
     def make(*arguments: str, **settings: object) -> server.Server:
         launch = Launch(
             argv=("-u", str(FAKE), "--port", "0", "--device", "cpu", *arguments),
@@ -179,7 +184,7 @@ def begin(tmp_path: Path, info: Path) -> Iterator:
         run.mkdir(parents=True, exist_ok=True)
         (run / "manifest.json").write_text("{}")
         settings = {"log": run / "40_baseline" / "logs" / "s.log", "watch": limits, **settings}
-        return server.start(launch, python=Path(sys.executable), deadline_s=60, **settings)
+        return server.start(launch, python=Path(sys.executable), deadline_s=180, **settings)
 
     yield make
     for one in list(server._SERVERS):
@@ -187,7 +192,7 @@ def begin(tmp_path: Path, info: Path) -> Iterator:
 
 
 def wait(check) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not check() and time.monotonic() < deadline:
         time.sleep(0.02)
     return bool(check())
@@ -202,8 +207,9 @@ def test_the_server_is_ended_in_time_and_everybody_is_told(
     begin, tmp_path: Path, info: Path
 ) -> None:
     running = begin("--tree", "--hold-mb", "64", "--mood", "stubborn")
+    # The second worker has left the one that started it, and listens once it holds its memory.
+    assert wait(lambda: procs.listeners(running.port + 1) and len(running.processes()) == 3)
     people = running.processes()
-    assert len(people) == 3
     meminfo(info, 3)
     assert wait(lambda: len(events_of(tmp_path)) == 1)
     assert running.alive()
@@ -211,6 +217,8 @@ def test_the_server_is_ended_in_time_and_everybody_is_told(
     assert wait(lambda: not running.alive())
     # All of it is gone, a worker that ignores polite signals too, and nobody had to be asked.
     assert wait(lambda: not [one for one in people if procs.is_alive(one)])
+    # It ends the server first and tells of it afterwards: on the disk, and through its keeper.
+    assert wait(lambda: len(events_of(tmp_path)) == 2) and running.ended_for_memory()
     warned, ended = events_of(tmp_path)
     assert (warned["level"], ended["level"]) == ("warn", "end")
     assert ended["available"] == int(1.5 * 2**20) * 1024 and ended["total"] == 24 * GIB
@@ -245,7 +253,8 @@ def test_a_real_hog_ends_the_server_and_not_the_machine(begin, tmp_path: Path) -
     step, steps = 128 << 20, 24
     if free < 8 * GIB:
         pytest.skip("less than 8 GiB are available, and this test may take three of them")
-    limits = memwatch.Limits(free - step, free - 4 * step, 0, interval_s=0.05)
+    # Eight steps, so that nobody else's need ends it while it starts.
+    limits = memwatch.Limits(free - step, free - 8 * step, 0, interval_s=0.05)
     running = begin(watch=limits)
     code = (
         "import sys, time\nheld = []\n"
@@ -265,7 +274,7 @@ def test_a_real_hog_ends_the_server_and_not_the_machine(begin, tmp_path: Path) -
     finally:
         hog.kill()
         hog.communicate()
-    assert events_of(tmp_path)[-1]["level"] == "end"
+    assert wait(lambda: [one["level"] for one in events_of(tmp_path)][-1:] == ["end"])
     running.stop()
 
 

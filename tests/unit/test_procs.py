@@ -17,14 +17,14 @@ from sparkling import procs
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
 
 
 def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
-    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b') S 1 (x'); print(flush=True); time.sleep(60)"
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b') S 1 (x'); print(flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
     try:
         process.stdout.readline()
@@ -55,7 +55,7 @@ def test_case_29_a_stranger_is_never_signalled(sleeper: subprocess.Popen) -> Non
         assert procs.send(other, signal.SIGKILL) is False
     assert sleeper.poll() is None
     assert procs.send(who, signal.SIGKILL) is True
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
 
 
 def test_case_29_pid_one_is_never_signalled() -> None:
@@ -75,14 +75,14 @@ def test_signals_also_work_where_the_kernel_has_no_pidfd(
 
         monkeypatch.setattr(os, "pidfd_open", missing)
     assert procs.send(procs.identify(sleeper.pid), signal.SIGKILL) is True
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
 
 
 def test_case_29_a_zombie_counts_as_gone() -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     who = procs.identify(process.pid)
     process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while procs.read_stat(process.pid).state != "Z" and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
@@ -109,20 +109,23 @@ def test_descendants_and_marks_are_found_through_a_double_fork() -> None:
         "import os, time\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
+        "    middle = os.getpid()\n"
         "    if os.fork() == 0:\n"
-        "        print(os.getpid(), flush=True); time.sleep(60)\n"
+        "        while os.getppid() == middle: time.sleep(0.01)\n"
+        "        print(os.getpid(), flush=True); time.sleep(600)\n"
         "    os._exit(0)\n"
-        "os.wait(); time.sleep(60)\n"
+        "os.wait(); time.sleep(600)\n"
     )
-    env = {**os.environ, "SPARKLING_TEST_MARK": "here"}
+    mark = f"here-{os.getpid()}"  # another run of this test may be under way
+    env = {**os.environ, "SPARKLING_TEST_MARK": mark}
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, env=env, text=True
     )
     grandchild = int(process.stdout.readline())
     try:
-        marked = {one.pid for one in procs.marked("SPARKLING_TEST_MARK", "here")}
+        marked = {one.pid for one in procs.marked("SPARKLING_TEST_MARK", mark)}
         assert marked == {process.pid, grandchild}
-        assert procs.marked("SPARKLING_TEST_MARK", "her") == []
+        assert procs.marked("SPARKLING_TEST_MARK", mark[:-1]) == []
         below = {one.pid for one in procs.descendants(os.getpid())}
         assert process.pid in below
         assert grandchild not in below  # it has another parent: only the mark finds it
@@ -133,7 +136,7 @@ def test_descendants_and_marks_are_found_through_a_double_fork() -> None:
 
 
 def test_a_group_is_found_by_session_and_group_and_age() -> None:
-    code = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
+    code = "import os, time; os.fork(); print(flush=True); time.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", code],
         stdout=subprocess.PIPE,
@@ -158,7 +161,7 @@ def test_a_group_is_found_by_session_and_group_and_age() -> None:
 
 def test_who_has_a_pipe_open() -> None:
     read, write = os.pipe()
-    process = subprocess.Popen(["sleep", "60"], stdout=write)
+    process = subprocess.Popen(["sleep", "600"], stdout=write)
     os.close(write)
     try:
         name = f"pipe:[{os.fstat(read).st_ino}]"

@@ -42,6 +42,7 @@ elif [ "$2" = pip ]; then
   case "$*" in *" torch=="*) touch "$here/cuda" ;; esac
   echo "Collecting something"
   sleep "${FAKE_SLOW:-0}"
+  while [ -e "${FAKE_HOLD:-/dev/null/no}" ]; do sleep 0.05; done
   [ "${FAKE_KILL:-}" != "$(basename "$here")" ] || kill -9 $$
   if [ "${FAKE_FAIL:-}" = "$(basename "$here")" ]; then
     echo "ERROR: No matching distribution found for nothing==1" >&2
@@ -98,7 +99,7 @@ class Checkout:
             cwd=cwd or self.place,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
 
     def start(self, **extra: str):
@@ -297,7 +298,7 @@ def test_a_killed_pip_is_told(checkout):
 
 
 def wait_for(checkout, *, pips: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while sum(call.startswith("pip") for call in checkout.calls) < pips:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -305,14 +306,15 @@ def wait_for(checkout, *, pips: int) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_set_up_ends_pip_and_goes_on_later(checkout, sent):
-    running = checkout.start(FAKE_SLOW="30")
+    running = checkout.start(FAKE_SLOW="300")
     wait_for(checkout, pips=2)
     running.send_signal(sent)
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 130 and "it goes on from here" in said
-    time.sleep(0.3)
-    left = subprocess.run(["pgrep", "-f", str(checkout.place)], capture_output=True, text=True)
-    assert left.stdout == ""
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", str(checkout.place)], stdout=subprocess.PIPE).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert not [c for c in checkout.calls if c.startswith("done")]
     checkout.forget()
     assert checkout.run().returncode == 0
@@ -323,13 +325,18 @@ def test_a_stopped_set_up_ends_pip_and_goes_on_later(checkout, sent):
 
 
 def test_two_set_ups_at_once_do_the_work_once(checkout):
-    first = checkout.start(FAKE_SLOW="2")
+    hold = checkout.bin / "hold"
+    hold.touch()
+    first = checkout.start(FAKE_HOLD=str(hold))
     wait_for(checkout, pips=1)
-    second = checkout.run()
+    second = checkout.start()
+    said = second.stdout.readline()
+    hold.unlink()  # the first one goes on when the second one has met it
+    rest, _ = second.communicate(timeout=240)
     first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert second.stdout.startswith("Another set-up is running")
-    assert second.stdout.endswith(".venv is up to date.\n.venv-server is up to date.\n")
+    assert said.startswith("Another set-up is running")
+    assert rest.endswith(".venv is up to date.\n.venv-server is up to date.\n")
     assert len([c for c in checkout.calls if c.startswith("done")]) == 2
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sparkling import log as log_events
@@ -31,7 +32,22 @@ PYTHON = Path(sys.executable)
 KEY = "sk-T3st.Key_0123456789~+/="
 
 
+def until(what: Callable[[], object], limit_s: float = 60) -> Any:
+    """What `what` gives once that is something; its last answer after `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def roomy_port() -> int:
+    """A free port whose next one is free too: a worker of `--tree` listens there."""
+    return next(one for one in iter(server.free_port, None) if ports.can_bind(one + 1))
+
+
 def launch(*arguments: str, port: int = 0, env: dict[str, str] | None = None) -> Launch:
+    if "--tree" in arguments:
+        port = port or roomy_port()
     return Launch(
         argv=("-u", str(FAKE), "--port", str(port), "--device", "cpu", *arguments),
         env=env or {},
@@ -65,7 +81,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def begin(place: Path) -> Callable[..., server.Server]:
     def make(*arguments: str, port: int = 0, **settings: object) -> server.Server:
-        settings = {"deadline_s": 60, "log": place / "run" / "server.log", **settings}
+        settings = {"deadline_s": 120, "log": place / "run" / "server.log", **settings}
         return server.start(launch(*arguments, port=port), python=PYTHON, **settings)
 
     return make
@@ -94,6 +110,8 @@ def test_a_server_starts_answers_and_stops(
         assert running.ready_seconds > 0
         assert before - 1 < running.started < time.time()
         assert procs.read_stat(running.pid).pgrp == running.pid
+        # It answers as soon as it has said so; the warden may write that down a little later.
+        until(lambda: any(isinstance(one, log_events.Ready) for one in running.events()))
         assert [type(one) for one in running.events()] == [
             log_events.ServerArgs,
             log_events.WeightsBegin,
@@ -103,7 +121,7 @@ def test_a_server_starts_answers_and_stops(
         assert running.tail(2)[-1].endswith("ready to roll!")
         assert phases and all(isinstance(phase, str) and seconds >= 0 for phase, seconds in phases)
         assert "running" in repr(running)
-        running.generate_one(30)
+        running.generate_one(60)
         assert (place / server.STATE_FOLDER / f"{running.id}.json").exists()
     assert not running.alive()
     assert "stopped" in repr(running)
@@ -122,9 +140,8 @@ def test_the_recipes_words_are_used_as_they_are(begin: Callable[..., server.Serv
 
 def test_case_17_stop_takes_the_whole_tree(begin: Callable[..., server.Server]) -> None:
     running = begin("--tree", "--hold-mb", "200")
-    deadline = time.monotonic() + 20
-    while not procs.listeners(running.port + 1) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    # The worker that leaves the session has a parent for a moment: that one must be gone, too.
+    until(lambda: procs.listeners(running.port + 1) and len(running.processes()) == 3)
     tree = running.processes()
     assert len(tree) == 3
     assert procs.listeners(running.port + 1)
@@ -137,10 +154,14 @@ def test_case_17_stop_takes_the_whole_tree(begin: Callable[..., server.Server]) 
 def test_a_server_that_ignores_the_polite_signal_is_killed(
     begin: Callable[..., server.Server],
 ) -> None:
-    running = begin("--mood", "stubborn")
-    running.stop()
-    assert running.processes() == []
-    # The warden did it, after the grace; the keeper did not have to end the warden.
+    # The warden does it, after the grace; the keeper does not have to end the warden. It waits 3 s
+    # longer for that, which a busy machine may exceed once, but not three times in a row.
+    for _ in range(3):
+        running = begin("--mood", "stubborn")
+        running.stop()
+        assert running.processes() == []
+        if running._ended["reason"] == "stopped":
+            break
     assert running._ended["reason"] == "stopped"
 
 
@@ -195,7 +216,7 @@ def test_several_threads_may_stop_at_once(begin: Callable[..., server.Server]) -
     for one in threads:
         one.start()
     for one in threads:
-        one.join(30)
+        one.join(60)
     assert not running.alive()
 
 
@@ -227,20 +248,36 @@ def lose_a_worker(begin: Callable[..., server.Server]) -> server.Server:
         below = procs.descendants(running.pid)
         return [one for one in below if one.name == "sglang::schedul" and not one.dead]
 
-    deadline = time.monotonic() + 30
-    while not workers() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1.7)  # the warden must have seen it to miss it
-    os.kill(workers()[0].pid, signal.SIGKILL)
-    running.wait_ready(60)
+    until(workers)
+    time.sleep(1.7)  # the warden mostly has seen it by then, and misses it
+    os.kill(until(workers)[0].pid, signal.SIGKILL)
+    running.wait_ready(time.monotonic() - running._began + 60)
     return running
+
+
+def wait_a_little(
+    begin: Callable[..., server.Server], mood: str, once: Callable[[server.Server], object]
+) -> server.Server:
+    """A server whose deadline comes a few seconds after `once` holds, however long that took."""
+    running = begin("--mood", mood, wait=False)
+    until(lambda: once(running))
+    running.wait_ready(time.monotonic() - running._began + 8)
+    return running
+
+
+def answers(running: server.Server) -> bool:
+    return readiness.status_of(running.port, "/model_info", {}) == 200
+
+
+def loads(running: server.Server) -> bool:
+    return running.log.exists() and "Load weight begin" in running.log.read_text()
 
 
 # Starts that fail, and how. They mostly wait, so they wait at the same time.
 FAILING: dict[str, Callable[[Callable[..., server.Server]], object]] = {
-    "mute": lambda begin: begin("--mood", "mute", deadline_s=8),
-    "empty": lambda begin: begin("--mood", "empty", deadline_s=8),
-    "hang-loading": lambda begin: begin("--mood", "hang-loading", deadline_s=6),
+    "mute": lambda begin: wait_a_little(begin, "mute", answers),
+    "empty": lambda begin: wait_a_little(begin, "empty", answers),
+    "hang-loading": lambda begin: wait_a_little(begin, "hang-loading", loads),
     "dies-in-warmup": lambda begin: begin("--mood", "dies-in-warmup", "--after", "0.7"),
     "crash": lambda begin: begin("--mood", "crash", "--say", str(LOGS / "crash-extra.log")),
     "crash-with-key": lambda begin: begin("--mood", "crash", api_key=KEY),
@@ -256,7 +293,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, server.StartFa
 
     def fail(name: str) -> server.StartFailed:
         def begin(*arguments: str, **settings: object) -> server.Server:
-            settings = {"deadline_s": 60, "log": folder / name / "server.log", **settings}
+            settings = {"deadline_s": 120, "log": folder / name / "server.log", **settings}
             return server.start(launch(*arguments), python=PYTHON, **settings)
 
         return failure(lambda: FAILING[name](begin))
@@ -271,7 +308,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, server.StartFa
 
 def test_case_11_health_without_tokens_is_wedged(failed: dict[str, server.StartFailed]) -> None:
     error = failed["mute"]
-    assert "wedged: HTTP answers, but within 8 s no request produced a token" in error.sentence
+    said = r"wedged: HTTP answers, but within \d+ s no request produced a token"
+    assert re.search(said, error.sentence)
     assert any("ready to roll" in one for one in error.tail)
 
 
@@ -305,8 +343,8 @@ def test_case_11_a_ready_line_before_a_failing_warm_up_is_not_ready(
 
 def test_case_11_a_server_that_hangs_later_is_noticed(begin: Callable[..., server.Server]) -> None:
     running = begin("--mood", "hangs-after", "--after", "3")
-    running.generate_one(30)
-    running.generate_one(30)
+    running.generate_one(60)
+    running.generate_one(60)
     with pytest.raises(ServerError, match="stopped answering after 1 s"):
         running.generate_one(1)
 
@@ -339,18 +377,18 @@ def test_case_15_a_log_that_is_rotated_or_cut_goes_on(
     running = begin("--mood", "chatty", api_key=KEY)
 
     def quiet() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "Receive" not in running.log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
 
     quiet()
     running.log.rename(place / "run" / "server.log.1")
     running.log.touch()
-    running.generate_one(30)
+    running.generate_one(60)
     quiet()
     assert "Receive: obj=GenerateReqInput(key='[redacted]')" in running.log.read_text()
     os.truncate(running.log, 0)
-    running.generate_one(30)
+    running.generate_one(60)
     quiet()
     assert running.log.read_text().startswith("[2")
     assert running.tail()[-1].endswith("(key='[redacted]')")
@@ -376,7 +414,7 @@ def test_a_server_that_hangs_while_loading_meets_its_deadline(
     failed: dict[str, server.StartFailed],
 ) -> None:
     sentence = failed["hang-loading"].sentence
-    assert "not ready within 6 s: it has been loading weights for" in sentence
+    assert re.search(r"not ready within \d+ s: it has been loading weights for \d+ s", sentence)
 
 
 def test_a_worker_that_dies_while_loading_is_named(failed: dict[str, server.StartFailed]) -> None:
@@ -406,7 +444,7 @@ def test_a_server_does_not_block_on_its_log(begin: Callable[..., server.Server])
     running = begin("--mood", "flood")
     size = 0
     for _ in range(3):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while running.log.stat().st_size <= size and time.monotonic() < deadline:
             time.sleep(0.05)
         assert running.log.stat().st_size > size
@@ -496,7 +534,7 @@ def test_two_suites_at_once_get_two_ports(begin: Callable[..., server.Server], p
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(150)
     assert len({running.port for running in made}) == 3
     assert all(running.alive() for running in made)
     # Two servers of one machine are told apart by their record.
@@ -518,10 +556,12 @@ def test_a_port_that_is_reserved_but_not_yet_bound_is_busy(
 
 
 def test_a_port_taken_while_loading_means_another_port(
-    begin: Callable[..., server.Server], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., server.Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # At once, not at the deadline: SGLang itself hangs for two minutes after this.
     monkeypatch.setattr(server.Waiting, "_too_late", lambda self: pytest.fail("too late"))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)  # the server's loading ends when somebody has opened it for writing
     thief = socket.socket()
     thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     stolen = []
@@ -532,9 +572,12 @@ def test_a_port_taken_while_loading_means_another_port(
             thief.bind(("127.0.0.1", loading.port))
             thief.listen()
             stolen.append(loading.port)
+            with gate.open("w"):
+                gate.unlink()
+                gate.touch()  # nothing holds the next start
 
     with thief:
-        running = begin("--mood", "slow-loading", "--after", "1.5", progress=steal)
+        running = begin("--say", str(gate), progress=steal)
         assert running.port != stolen[0]
         assert running.alive()
 
@@ -573,7 +616,7 @@ def test_case_41_loopback_is_never_proxied(
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("no_proxy", raising=False)
     running = begin()
-    running.generate_one(30)
+    running.generate_one(60)
     raw = Path(f"/proc/{running.pid}/environ").read_bytes().split(b"\0")
     env = dict(one.decode().split("=", 1) for one in raw if b"=" in one)
     assert env["NO_PROXY"].split(",") == ["example.org", "127.0.0.1", "localhost", "::1"]
@@ -670,7 +713,7 @@ def test_the_api_key_is_demanded_and_nowhere_to_be_seen(
     begin: Callable[..., server.Server], place: Path, capfd: pytest.CaptureFixture
 ) -> None:
     running = begin("--mood", "chatty", api_key=KEY)
-    running.generate_one(30)
+    running.generate_one(60)
     assert readiness.status_of(running.port, "/model_info", {}) == 401
     secret = KEY.encode()
     for one in (
@@ -680,7 +723,7 @@ def test_the_api_key_is_demanded_and_nowhere_to_be_seen(
     ):
         for name in ("cmdline", "environ"):
             assert secret not in Path(f"/proc/{one.pid}/{name}").read_bytes()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "Receive" not in running.log.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     # The server did print it, twice; the log has it struck out.
@@ -770,7 +813,7 @@ def record(folder: Path, name: str, content: object) -> Path:
 
 
 def test_case_29_records_of_strangers_are_removed_not_obeyed(tmp_path: Path) -> None:
-    stranger = subprocess.Popen(["sleep", "60"])
+    stranger = subprocess.Popen(["sleep", "600"])
     try:
         who = procs.identify(stranger.pid).to_json()
         alien = {**who, "start": who["start"] - 100}
@@ -803,8 +846,8 @@ def test_case_29_a_zombie_is_a_stopped_server(tmp_path: Path) -> None:
         time.sleep(0.01)
     record(tmp_path, "zombie", {"id": "ee", "server": who})
     began = time.monotonic()
-    assert server.stop_all(tmp_path) == []
-    assert time.monotonic() - began < 10  # it did not wait for the dead
+    assert server.stop_all(tmp_path, timeout_s=120) == []
+    assert time.monotonic() - began < 60  # it did not wait for the dead
     process.wait()
 
 
@@ -830,13 +873,13 @@ def test_stop_waits_for_the_memory_but_not_for_ever(
     readings = iter([4, 5, 6, 7, 8, 9, 10, 10])
     monkeypatch.setattr(procs, "memory_available", lambda: next(readings) * gigabyte)
     running._memory_before = 10 * gigabyte
-    running._wait_memory(4 * gigabyte)
+    running._wait_memory(4 * gigabyte, timeout_s=120)
     assert next(readings) == 10  # it ended at nine tenths of the six that were gone: 9.4
     # Somebody else took the memory: nothing comes back any more.
     monkeypatch.setattr(procs, "memory_available", lambda: 4 * gigabyte)
     began = time.monotonic()
-    running._wait_memory(4 * gigabyte)
-    assert 0.9 < time.monotonic() - began < 10
+    running._wait_memory(4 * gigabyte, timeout_s=120)
+    assert 0.9 < time.monotonic() - began < 60
 
 
 def test_the_client_has_the_url_and_hides_the_key(begin: Callable[..., server.Server]) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -635,12 +636,13 @@ def test_a_disk_that_cannot_hold_it_is_refused_before_a_byte(hub, tmp_path, monk
 
 
 def test_a_disk_that_fills_up_stops_all_and_loses_nothing(hub, kind, tmp_path, monkeypatch):
-    written, real = [0], weights_stream._write
+    written, real, lock = [0], weights_stream._write, threading.Lock()
 
     def write(fd, data):
-        if written[0] + len(data) > 120_000:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written[0] += len(data)
+        with lock:  # two files at once
+            if written[0] + len(data) > 120_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written[0] += len(data)
         real(fd, data)
 
     monkeypatch.setattr(weights_stream, "_write", write)
@@ -673,7 +675,7 @@ def test_a_write_that_the_system_refuses_loses_nothing(hub, tmp_path):
     """A real refusal, in the middle of a file: no file may be larger than 120,000 bytes."""
     place = tmp_path / "model"
     code = LIMITED.format(repo=REPO, place=str(place))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 1 and "The disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert weights_plan.part_of(place, BIG).name in unfinished(place)  # beside what it stopped

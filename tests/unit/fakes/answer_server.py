@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             me.asked.append(body)
             nth = me.times[prompt]
             me.times[prompt] += 1
-            me.now += 1
+            me.now, self.counted = me.now + 1, 1
             me.most = max(me.most, me.now)
         try:
             planned = me.plan(prompt, nth)
@@ -96,14 +96,20 @@ class _Handler(BaseHTTPRequestHandler):
             if do.get("wait_s"):
                 time.sleep(do["wait_s"])
             if do.get("status"):
+                self._leave()
                 self._json({"message": "no"}, do["status"])
                 return
             self._stream(do)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
-            with me.lock:
-                me.now -= 1
+            self._leave()
+
+    def _leave(self) -> None:
+        """Count it as over: before the end is sent, for the client may ask again at once."""
+        with self.server_of.lock:
+            self.server_of.now -= self.counted
+            self.counted = 0
 
     def _event(self, payload: Any) -> None:
         text = payload if isinstance(payload, str) else json.dumps(payload)
@@ -128,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if do.get("gap_s"):
                     time.sleep(do["gap_s"])
                 if do.get("cut") == n:
+                    self._leave()
                     self.close_connection = True
                     return
                 if do.get("hang") == n:
@@ -143,5 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
         if do.get("spec"):
             self._event({"choices": [], "sglext": {"spec_tokens_details": do["spec"]}})
         self._event({"choices": [finish], "usage": usage})
+        self._leave()
         self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")

@@ -63,11 +63,12 @@ def worker(listen: bool, own_session: bool) -> None:
     """A process that ignores polite signals, has another name, and may hold memory and a port."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    rename(b"sglang::schedul")
     if own_session:
         os.setsid()
         if os.fork():
             os._exit(0)
+    # Not before: the parent that ends here must not pass for a lost worker.
+    rename(b"sglang::schedul")
     held = bytearray(args.hold_mb << 20)
     for i in range(0, len(held), 4096):
         held[i] = 1
@@ -115,8 +116,6 @@ if args.mood == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if args.mood in ("hang-loading", "stillborn"):
     time.sleep(3600)
-if args.mood == "slow-loading":
-    time.sleep(args.after)
 
 started = time.monotonic()
 served = 0

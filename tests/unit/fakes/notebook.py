@@ -54,4 +54,4 @@ print(json.dumps({**record, "fork": fork, "port": running.port}), flush=True)
 if "raise" in how:
     raise RuntimeError("a cell failed")
 if "exit" not in how:
-    time.sleep(120)
+    time.sleep(600)
