@@ -133,7 +133,7 @@ def free_port():
     import random
     import socket
 
-    for port in random.Random().sample(range(10000, 29000, 200), 95):
+    for port in random.Random().sample(range(10000, 28000, 200), 90):
         with contextlib.suppress(OSError):
             for one in (*range(port, port + 20), *range(port + 100, port + 120)):
                 with socket.socket() as tried:

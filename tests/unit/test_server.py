@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -40,9 +41,14 @@ def until(what: Callable[[], object], limit_s: float = 60) -> Any:
     return found
 
 
+# Two for each server with `--tree`, whose worker listens on the second; below those that servers choose
+# themselves, so that no start beside it has one of them.
+PAIRS = itertools.count(29000, 2)
+
+
 def roomy_port() -> int:
-    """A free port whose next one is free too: a worker of `--tree` listens there."""
-    return next(one for one in iter(server.free_port, None) if ports.can_bind(one + 1))
+    """A free port whose next one is free too."""
+    return next(one for one in PAIRS if ports.can_bind(one) and ports.can_bind(one + 1))
 
 
 def launch(*arguments: str, port: int = 0, env: dict[str, str] | None = None) -> Launch:
