@@ -160,25 +160,30 @@ def _of_url(
         )
     key = os.environ.get("SPARKLING_API_KEY") or None
     with Client(args.url, api_key=key) as client:
-        model = client.model  # a server that does not answer must not leave an empty run
-    run = store.open_run(lane.runs_folder(), args.run or None, notebook="eval", secrets=[key or ""])
-    cli._say(f"run: {run.id} (continue it with --run {run.id})")
-    cli._say("Not started here, so nothing is proved of this server; its answers are graded as is.")
-    out = evaluation.rows_of(run, arm, task)
-    if args.retry_errors:
-        cli._say(f"{arm}: {evaluate.retry_errors(out)} failed questions will be asked again")
-    with Client(args.url, api_key=key) as client, show.Live(f"Evaluating {arm}") as live:
-        tally = evaluate.evaluate(
-            client,
-            task,
-            settings,
-            arm=arm,
-            out=out,
-            facts={"model": model},
-            progress=lambda sums, _row: live.update(note=sums.line()),
-            **options,
+        facts = {"model": client.model}  # before the run: a dead server must not leave an empty one
+        run = store.open_run(
+            lane.runs_folder(), args.run or None, notebook="eval", secrets=[key or ""]
         )
-        live.end(tally.line())
+        cli._say(f"run: {run.id} (continue it with --run {run.id})")
+        cli._say(
+            "Not started here, so nothing is proved of this server; its answers are graded as is."
+        )
+        out = evaluation.rows_of(run, arm, task)
+        if args.retry_errors:
+            again = evaluate.retry_errors(out)
+            cli._say(f"{arm}: {again} failed questions will be asked again")
+        with show.Live(f"Evaluating {arm}") as live:
+            tally = evaluate.evaluate(
+                client,
+                task,
+                settings,
+                arm=arm,
+                out=out,
+                facts=facts,
+                progress=lambda sums, _row: live.update(note=sums.line()),
+                **options,
+            )
+            live.end(tally.line())
     run.update({"evaluations": {arm: {"task": task.name, **tally.to_json()}}})
     run.finish("done")
     return [tally]

@@ -115,8 +115,8 @@ def _fetch(args: argparse.Namespace) -> int:
         "include": args.include,
         "exclude": args.exclude,
     }
-    possible(absolute(folder), args.jobs)
     if args.plan:
+        possible(absolute(folder), args.jobs)
         plan = weights.plan(args.repo, folder, **options)
         _print(plan.to_json(), args.json, lambda: str(plan.view()))
         plan.require_disk()
