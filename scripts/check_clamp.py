@@ -36,6 +36,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -152,6 +153,7 @@ def parent(options: argparse.Namespace) -> int:
         command += ["--dry-run"] if options.dry_run else []
         command += ["--config", options.config] if options.config else []
         command += ["--warm"] if options.warm else []
+        command += ["--short-marlin", options.short_marlin] if options.short_marlin else []
         with open(out.with_name(f"{out.stem}-{runner}.log"), "w") as log:
             running[runner] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -585,8 +587,33 @@ def layer_cases(
             part.add(**case)
 
 
-def graphed(layer, tokens: int, experts: int):
-    """A CUDA graph of CALLS runs, each with experts of its own: more than the L2 cache holds."""
+@dataclasses.dataclass
+class Graphed:
+    """A CUDA graph of CALLS runs, each with experts of its own: more than the L2 cache holds.
+
+    It holds all that the graph reads: a graph keeps the addresses of its inputs, and not the inputs.
+    """
+
+    layer: Any
+    x: Any
+    routes: list[tuple[Any, Any]]
+    chosen: list[Any]
+    graph: Any
+    outputs: list[Any]
+
+    def equal(self) -> bool:
+        """Whether the last replay computed what the layer computes without a graph."""
+        import torch
+
+        torch.cuda.synchronize()
+        return all(
+            bool(torch.equal(run(self.layer, self.x, *route), out))
+            for route, out in zip(self.routes, self.outputs, strict=True)
+        )
+
+
+def graphed(layer, tokens: int, experts: int) -> Graphed:
+    """Capture the layer's CALLS runs."""
     import torch
 
     x = values(tokens, 1.0, "cuda")
@@ -602,13 +629,7 @@ def graphed(layer, tokens: int, experts: int):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = [layer.forward_impl(x, topk) for topk in chosen]
-        graph.replay()
-        torch.cuda.synchronize()
-    equal = [
-        bool(torch.equal(run(layer, x, *route), out))
-        for route, out in zip(routes, outputs, strict=True)
-    ]
-    return graph, outputs, all(equal)
+    return Graphed(layer, x, routes, chosen, graph, outputs)
 
 
 def spread(samples: list[float]) -> dict:
@@ -628,14 +649,14 @@ def timing_case(part: Part, runner: str, experts: int, layers: dict, tokens: int
     """Microseconds a layer, stock and hooked in turns, order swapped every round."""
 
     graphs = {name: graphed(layers[name], tokens, experts) for name in ("stock", "hooked")}
-    case = in_turns({name: graph[0] for name, graph in graphs.items()})
+    case = in_turns({name: one.graph for name, one in graphs.items()})
     part.add(
         level="time",
         runner=runner,
         experts=experts,
         tokens=tokens,
         unit="microseconds a layer, CUDA graph, cold experts",
-        graph_equals_eager={name: graph[2] for name, graph in graphs.items()},
+        graph_equals_eager={name: one.equal() for name, one in graphs.items()},
         **case,
     )
 
@@ -717,6 +738,12 @@ def child(options: argparse.Namespace) -> int:
         marlin.moe_wna16_marlin_gemm = torch_product
         part.found["products"] = "torch, in float32"
     if product_of == "marlin" and device != "cpu":
+        if options.short_marlin:
+            sys.path.insert(0, str(Path(__file__).parent))
+            from full_size_plugin import short_marlin
+
+            short_marlin(Path(options.short_marlin).resolve())
+            part.found["compiled"] = "SGLang's source with the kernels of an MXFP4 checkpoint alone"
         if part.step("compile", lambda: compile_marlin() or True) is None:
             return 1
         if options.warm:
@@ -800,6 +827,12 @@ def main() -> int:
     parser.add_argument("--config", help="a checkpoint's config.json, for its shapes and its limit")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: build and hook only")
     parser.add_argument("--warm", action="store_true", help="only compile Marlin into its cache")
+    parser.add_argument(
+        "--short-marlin",
+        metavar="FOLDER",
+        help="compile a copy of Marlin's source, made in this folder, with the MXFP4 kernels alone: "
+        "the same code in one minute instead of more than five",
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--gpu", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)

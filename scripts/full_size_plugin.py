@@ -98,7 +98,7 @@ def marlin_folder(installed: Path, folder: Path) -> Path:
     return made
 
 
-def _marlin(folder: Path) -> None:
+def short_marlin(folder: Path) -> None:
     """Let SGLang compile the short copy when it asks for its Marlin module."""
     import sglang
     from sglang.kernels.ops.moe import moe_wna16_marlin
@@ -108,7 +108,7 @@ def _marlin(folder: Path) -> None:
     original = moe_wna16_marlin.load_jit
 
     def load_jit(*args: Any, cuda_files: list[str], **kwargs: Any) -> Any:
-        logger.warning("full-size recording: compiling Marlin's MXFP4 kernels alone")
+        logger.warning("compiling Marlin's MXFP4 kernels alone")
         return original(*args, cuda_files=[str(short)], **kwargs)
 
     moe_wna16_marlin.load_jit = load_jit
@@ -137,7 +137,7 @@ def register() -> None:
         HookRegistry.register(target, fill, HookType.REPLACE)
     if folder := os.environ.get("FULL_SIZE_MARLIN"):
         try:
-            _marlin(Path(folder))
+            short_marlin(Path(folder))
         except (ImportError, OSError, ValueError):  # then it compiles the whole module
             logger.exception("full-size recording: Marlin's module stays as it is")
     if gate := os.environ.get("FULL_SIZE_GATE"):
