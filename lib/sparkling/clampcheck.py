@@ -2,8 +2,9 @@
 
 One MoE layer, built as SGLang builds it ("stock") and with the plugin's hook ("hooked"), against a
 float32 product of the same weights with the limit and without it. An *error* is the root mean square
-of the difference over that of the reference. A time is one CUDA graph of several calls, each with
-experts of its own, divided by the calls.
+of the difference over that of the reference. A time is one CUDA graph of several calls, divided by the
+calls; a layer's calls have experts of their own. The two layers have weights of their own as well, at
+other addresses, so their difference may be more than the activation's.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Record:
     shape: Mapping[str, Any]
     versions: Mapping[str, Any]
     outcomes: Mapping[str, str]  # runner -> "done" or why not
+    compiled: Mapping[str, str]  # runner -> which kernels, if not all as in a server
     outputs: list[Output]
     times: list[Times]
     kernel_times: list[Times]
@@ -128,6 +130,7 @@ def _record(data: Mapping[str, Any]) -> Record:
         shape=data["shape"],
         versions=versions,
         outcomes={name: found["outcome"] for name, found in runners.items()},
+        compiled={name: f["compiled"] for name, f in runners.items() if "compiled" in f},
         outputs=outputs,
         times=times,
         kernel_times=kernel_times,

@@ -15,6 +15,7 @@ this is an account, not a proof.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from sparkling import devices, fullsize, shapes
 from sparkling.costmodel import STEPS
@@ -30,6 +31,7 @@ class Account:
     n: requests an arm of the server's record, the fewer of the two.
     """
 
+    kernels: str  # whose experts: "humming" or "marlin"
     head: str
     context: int
     step: float
@@ -57,31 +59,31 @@ def same_device(record: shapes.Record, full: fullsize.Record) -> bool:
 
 
 def accounts(record: shapes.Record, full: fullsize.Record) -> list[Account]:
-    """One account for each head and context that both records hold, with Humming's experts; empty
-    when they are of different devices."""
+    """One account for each runner of the experts, head and context that both records hold; empty when
+    they are of different devices."""
     if not same_device(record, full):
         return []
     layers = inventory(FLASH).known().moe_layers
     verified = STEPS + 1
-    experts = [record.expert_case(tokens) for tokens in (1, verified)]
     found = []
-    for head, name in FORMATS.items():
+    for kernels, (head, name) in product(fullsize.KERNELS, FORMATS.items()):
+        experts = [record.expert_case(tokens, backend=kernels) for tokens in (1, verified)]
         heads = [
             next((c for c in record.head if (c.format, c.rows) == (name, rows)), None)
             for rows in (1, verified)
         ]
         for context in full.contexts:
-            arms = [
-                full.cell(fullsize.arm_name("humming", head, mode), context)
+            step, round_ = (
+                full.cell(fullsize.arm_name(kernels, head, mode), context)
                 for mode in fullsize.MODES
-            ]
-            step, round_ = arms
+            )
             if None in (*experts, *heads) or step is None or round_ is None:
                 continue
             one, four = (c.times.median / 1000 for c in experts if c is not None)
             head_one, head_four = (c.times.median / 1000 for c in heads if c is not None)
             found.append(
                 Account(
+                    kernels,
                     name,
                     context,
                     step.median,

@@ -1,7 +1,9 @@
-"""Tables of the SwiGLU limit's check (`clampcheck`): outputs, the activation alone, times."""
+"""Tables of the SwiGLU limit's check (`clampcheck`): the report's own lines, outputs, the activation
+alone, times."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sparkling import clampcheck
@@ -24,7 +26,31 @@ def where(record: Record) -> View:
     """One line: on what, when, with which versions and by which command."""
     names = ("sglang", "sglang-kernel", "humming-kernels", "torch", "triton", "cuda")
     listed = ", ".join(f"{n} {record.versions[n]}" for n in names if record.versions.get(n))
-    return note(f"{record.where}, {record.date[:10]}: {listed}. {record.command}")
+    compiled = "".join(f" {name_of(r)}: {how}." for r, how in record.compiled.items())
+    return note(f"{record.where}, {record.date[:10]}: {listed}.{compiled} {record.command}")
+
+
+ASKED, EIGHT = 4.0, 8.0
+"""The limit of the report's own lines, and the value of all their gates and ups."""
+
+
+def reproduction(record: Record) -> View:
+    """What the lines of the report to SGLang gave: Humming's activation, told of a limit."""
+    if record.reproduction is None:
+        return note("The report's own lines were not run here: they need Humming.")
+    kept, output = record.reproduction["swiglu_limit"], record.reproduction["output"]
+    silu = EIGHT / (1 + math.exp(-EIGHT))
+    limited, free = min(silu, ASKED) * min(EIGHT, ASKED), silu * EIGHT
+    row = {
+        "limit that the model hands over": f"{ASKED:g}",
+        "limit that the runner keeps": "none" if kept is None else f"{kept:g}",
+        "computed": f"{output:g}",
+        "with the limit": f"{limited:g}",
+        "without": f"{free:.2f}",
+        "": MARK[abs(output - limited) < abs(output - free)],
+    }
+    title = f"The report's own lines: stock Humming's activation of gates and ups of {EIGHT:g}"
+    return table([row], title=title)
 
 
 def shape(record: Record) -> str:
@@ -103,6 +129,8 @@ def untouched(record: Record) -> View:
 
 def activations(record: Record) -> View:
     """The activation alone: our kernel against float32 and, below the limit, bit for bit."""
+    # Marlin's is tried again beside the products by torch: where that gives the same, once is enough.
+    cases = [one for n, one in enumerate(record.activations) if one not in record.activations[:n]]
     rows = [
         {
             "in the place of": _stock(case["runner"]),
@@ -112,7 +140,7 @@ def activations(record: Record) -> View:
             "ours": percent(case["fast_error"]),
             "below, other bits": f"{case['fast_bits_differ_below']:,} of {case['entries_below']:,}",
         }
-        for case in record.activations
+        for case in cases
     ]
     if not rows:
         return note("The activation alone was not tried here: it is a CUDA kernel.")
@@ -121,8 +149,10 @@ def activations(record: Record) -> View:
 
 CAPTION = (
     "Median and quartiles of n replays in turns; the difference is that of each turn, its median with "
-    "95 % of the bootstrapped medians. A negative one: the switch's kernel is the faster."
+    "95 % of the bootstrapped medians. A negative one: it is faster with the switch."
 )
+LAYERS = "The two layers have weights of their own: a difference may be more than the activation's."
+ALONE = "Compare the two times of a row, not of two rows: each runner has a process of its own."
 
 
 def times(record: Record) -> View:
@@ -134,7 +164,7 @@ def times(record: Record) -> View:
         rows.append(row)
     if not rows:
         return note("No layer was timed here.")
-    return table(rows, title="What it costs: a whole layer", caption=CAPTION)
+    return table(rows, title="What it costs: a whole layer", caption=f"{CAPTION} {LAYERS}")
 
 
 def kernel_times(record: Record) -> View:
@@ -145,11 +175,12 @@ def kernel_times(record: Record) -> View:
     ]
     if not rows:
         return note("The activation alone was not timed here.")
-    return table(rows, title="What it costs: the activation alone", caption=CAPTION)
+    return table(rows, title="What it costs: the activation alone", caption=f"{CAPTION} {ALONE}")
 
 
 def _stock(runner: str) -> str:
-    return f"{runner.removesuffix('_torch')}'s silu_and_mul"
+    again = ", in a second process" if runner.endswith("_torch") else ""
+    return f"{runner.removesuffix('_torch')}'s silu_and_mul{again}"
 
 
 def _times(one: Any, what: str) -> dict[str, Any]:
@@ -186,7 +217,8 @@ def live(nb: Any) -> View:
     if reason := clampcheck.refusal(nb.lane):
         return note(reason, strong=True)
     record = clampcheck.run(nb.lane, nb.run.path("swiglu-clamp.json"))
-    view = where(record) + outputs(record)
+    lines = where(record) + reproduction(record) if record.reproduction else where(record)
+    view = lines + outputs(record)
     if not record.times:
         return view
     return view + times(record) + kernel_times(record)

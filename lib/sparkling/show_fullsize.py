@@ -23,6 +23,8 @@ EXTRAS = {
     "trap": "humming-fp8-nextn with SPARKLING_TRAP=tensor-only",
 }
 """The arms beside the eight, and what each repeats with one thing changed."""
+SWAPPED = {kernels: arm_name(kernels, "bf16", "plain") for kernels in KERNELS}
+"""What `swap` is compared with: itself on the other GPU, and Marlin on the same."""
 
 
 def _label(name: str) -> str:
@@ -106,6 +108,7 @@ def effects_table(record: Record | None = None) -> View:
                 at = f", {settings[0]} alone" if len(settings) == 1 else ""
             row[f"at {context:,}"] = _times(found) + at if found else "not measured"
         rows.append(row)
+    rows += _two_gpus(record)
     for kernels, head in product(KERNELS, HEADS):
         row = {"what": f"cost of a round in steps, {kernels.capitalize()}, {head.upper()} head"}
         for context in record.contexts:
@@ -114,12 +117,33 @@ def effects_table(record: Record | None = None) -> View:
         rows.append(row)
     caption = (
         "Factors on the rate (time without / time with), 95 % interval from single requests (n: the "
-        "fewest an arm): nothing of what differs from start to start. NEXTN pays where the "
+        "fewest an arm): nothing of what differs from start to start, nor, for Humming, of what differs between "
+        "two GPUs (the rows with a GPU say how much that is). NEXTN pays where the "
         "accept length is above the cost of a round. What grows with the context is attention's: the "
         "Triton kernels that this server verifies with (inferred, not profiled), so the cost of a round "
         "in a long context is theirs and not NEXTN's."
     )
     return _table(rows, title="What the switches do", caption=caption, width=120)
+
+
+def _two_gpus(record: Record) -> list[dict[str, Any]]:
+    """What of Humming against Marlin is the GPUs', where each had its own and `swap` was measured."""
+    swap, marlin = record.arms.get("swap"), record.arms.get(SWAPPED["marlin"])
+    if swap is None or marlin is None or swap.gpu != marlin.gpu:
+        return []
+    return [
+        {"what": what}
+        | {
+            f"at {context:,}": _times(found)
+            if (found := record.factor(SWAPPED[kernels], "swap", context))
+            else "not measured"
+            for context in record.contexts
+        }
+        for kernels, what in (
+            ("humming", f"GPU {swap.gpu} instead of the other: the same server, a step"),
+            ("marlin", f"Humming with both on GPU {swap.gpu}, BF16 head, a step"),
+        )
+    ]
 
 
 def head_table(record: Record | None = None) -> View:

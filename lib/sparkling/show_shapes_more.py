@@ -79,6 +79,7 @@ def of_a_round(record: Record, full: Any) -> View:
         )
     rows = [
         {
+            "experts": one.kernels.capitalize(),
             "head": one.head,
             "context": f"{one.context:,}",
             "step": one.step,

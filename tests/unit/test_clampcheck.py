@@ -46,7 +46,7 @@ def document(gpu: str | None = "NVIDIA H200") -> dict:
     more = SPREAD | {"median": -0.25, "interval": [-0.3, -0.2]}
     timed = {"tokens": 1, "stock": SPREAD, "hooked": SPREAD, "difference": more}
     cases = [
-        {"level": "reproduction", "swiglu_limit": None, "output": 64.0},
+        {"level": "reproduction", "runner": "humming", "swiglu_limit": None, "output": 64.0},
         {
             "level": "activation",
             "runner": "humming",
@@ -94,6 +94,8 @@ def test_a_result_is_read_and_shown(tmp_path):
     record = read(tmp_path, document())
     assert record.where == "NVIDIA H200" and record.runners == ["humming"]
     assert record.reproduction["output"] == 64.0
+    lines = flat(show_clamp.reproduction(record))
+    assert "63.98" in lines and "✗" in lines
     exceeds, below = record.outputs
     assert exceeds.exceeds and exceeds.errors["stock"] == (0.29, pytest.approx(0.01))
     assert exceeds.unlike_stock["hooked"] == 2500 and not below.exceeds
@@ -109,6 +111,12 @@ def test_a_result_is_read_and_shown(tmp_path):
     assert "-1.8" in flat(show_clamp.times(record))  # seven layers
     assert "humming's silu_and_mul" in flat(show_clamp.kernel_times(record))
     assert "0 of 5,400" in flat(show_clamp.activations(record))
+    data = document()
+    data["runners"]["humming"] |= {"compiled": "some kernels alone"}
+    data["runners"]["humming"]["cases"][0] |= {"swiglu_limit": 4.0, "output": 16.0}
+    mended = read(tmp_path, data)
+    assert "✓" in flat(show_clamp.reproduction(mended))
+    assert "humming: some kernels alone." in flat(show_clamp.where(mended))
     undone = flat(show_clamp.unfinished(record))
     assert "ended after 120 s" in undone and "time 8" in undone
     assert "NVIDIA H200, 2026-11-30: sglang 0.5.23" in flat(show_clamp.where(record))
@@ -125,6 +133,7 @@ def test_a_cpu_is_called_so_and_its_layer_without_a_limit_is_shown(tmp_path):
     for view in (show_clamp.untouched, show_clamp.activations, show_clamp.times):
         assert len(str(view(bare)).splitlines()) == 1  # one sentence in a table's place
     assert "not timed here" in str(show_clamp.kernel_times(bare))
+    assert "not run here" in str(show_clamp.reproduction(bare))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"runners": {"humming": {}}}'])

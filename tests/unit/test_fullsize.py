@@ -180,12 +180,9 @@ def test_a_wrong_file_is_one_sentence(data, tmp_path):
 def test_the_record_of_the_library_shows_the_switches_live_and_right():
     """What was measured on a GPU, held: every limit applied, one head for both, no NaN, no gap hidden."""
     record = fullsize.recorded()
-    assert set(record.missing) == {
-        f"marlin-{head}-{mode} at {context:,}"
-        for head, mode, context in product(fullsize.HEADS, fullsize.MODES, (1024, 32768))
-    }
-    for head, mode in product(fullsize.HEADS, fullsize.MODES):
-        arm = record.arms[fullsize.arm_name("humming", head, mode)]
+    assert not record.missing and not record.unmeasured
+    for kernels, head, mode in product(fullsize.KERNELS, fullsize.HEADS, fullsize.MODES):
+        arm = record.arms[fullsize.arm_name(kernels, head, mode)]
         facts = arm.facts
         assert {c: cell.n for c, cell in arm.cells.items()} == {1024: 5, 32768: 3}
         assert facts["moe"]["limits"] == {str(n): 4.0 for n in range(35, 42)}
@@ -198,17 +195,53 @@ def test_the_record_of_the_library_shows_the_switches_live_and_right():
         if mode == "nextn":
             assert facts["draft"]["head_shared"]
             assert facts["draft"]["head_is_target_module"] is (head == "fp8")
+        # Humming is live, and only where it should be.
+        assert bool(facts.get("humming")) is (kernels == "humming")
+        assert arm.gpu == ("0" if kernels == "humming" else "1")
         for cell in arm.cells.values():
             assert max(cell.ms) / min(cell.ms) < 1.01
             assert cell.accept_length == (1.0 if mode == "nextn" else None)
-    assert [s.enough for s in record.savings() if s.context == 1024] == [True, True]
+    assert not any(s.enough is False for s in record.savings())
+    assert all(s.share.value > 0.79 for s in record.savings())
     assert "addmm_cuda" in record.arms["unshared"].facts["raised"]
-    assert record.arms["clamp-off"].facts["moe"]["wrong_limits"] == [str(n) for n in range(35, 42)]
-    for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain")):
+    limited = [str(n) for n in range(35, 42)]
+    for name in ("clamp-off", "clamp-off-nextn"):
+        assert record.arms[name].facts["moe"]["wrong_limits"] == limited
+    for name, against in FREE.items():
         for (
             context
         ) in record.contexts:  # neither the clamp nor the status file costs half a percent
             assert abs(record.factor(against, name, context).value - 1) < 0.005
+
+
+FREE = {
+    "stock": "humming-bf16-plain",
+    "clamp-off": "humming-fp8-plain",
+    "clamp-off-nextn": "humming-fp8-nextn",
+}
+
+
+def test_the_recorded_trap_is_slower_than_everything_off():
+    record = fullsize.recorded()
+    trap = record.arms["trap"]
+    assert trap.facts["env"]["SPARKLING_TRAP"] == "tensor-only"
+    for context, cell in trap.cells.items():
+        off = record.cell("stock", context)
+        assert cell.of == "round" and cell.accept_length == 1.0
+        assert min(cell.ms) / cell.accept_length > 2 * max(off.ms)
+        assert record.factor("humming-fp8-nextn", "trap", context).high < 1
+
+
+def test_the_gpus_part_in_hummings_effect_is_shown(data):
+    record = fullsize.recorded()
+    assert record.arms["swap"].gpu == record.arms["marlin-bf16-plain"].gpu != "0"
+    text = show_fullsize.effects_table(record).text
+    for against in ("humming-bf16-plain", "marlin-bf16-plain"):
+        assert f"x {record.factor(against, 'swap', 1024).text(4)}" in text
+    # One GPU, or none that says which: nothing to take apart.
+    assert "instead of the other" not in show_fullsize.effects_table(fullsize.of(data)).text
+    data["arms"]["swap"] = copy.deepcopy(data["arms"]["humming-bf16-plain"]) | {"gpu": "7"}
+    assert "instead of the other" not in show_fullsize.effects_table(fullsize.of(data)).text
 
 
 def test_a_round_has_as_many_products_of_the_head_as_the_saving_counts():
@@ -234,22 +267,123 @@ def test_outputs_of_the_record_are_not_one_token_over_and_over():
 def test_the_design_quotes_the_record(root):
     text = (root / "docs" / "design.md").read_text("utf-8")
     record = fullsize.recorded()
+    order = list(product(reversed(fullsize.KERNELS), record.contexts))
     for head, mode in product(fullsize.HEADS, fullsize.MODES):
-        for cell in record.arms[fullsize.arm_name("humming", head, mode)].cells.values():
-            assert f"| {cell.text().partition(' (')[0]} |" in text
-    for saving in record.savings():
-        assert f"| {saving.share.text().partition(' (')[0]} |" in text
-    factors = [
-        record.factor(against, name, context).value
-        for name, against in (("stock", "humming-bf16-plain"), ("clamp-off", "humming-fp8-plain"))
-        for context in record.contexts
-    ]
+        cells = [record.cell(fullsize.arm_name(k, head, mode), c) for k, c in order]
+        assert " | ".join(cell.text().partition(" (")[0] for cell in cells) in text
+    savings = {(s.kernels, s.mode, s.context): s for s in record.savings()}
+    for mode in fullsize.MODES:
+        shares = [savings[k, mode, c].share.text().partition(" (")[0] for k, c in order]
+        assert " | ".join(shares) in text
     text = " ".join(text.split())
-    assert f"{min(factors):.3f} to {max(factors):.3f}" in text
-    (_, bf16), (short, fp8) = (
-        [f"{record.round_cost('humming', head, c).value:.1f}" for c in record.contexts]
-        for head in fullsize.HEADS
+    enough = [s.enough for s in savings.values()]
+    wholly, spans = enough.count(True), enough.count(None)
+    assert f"Of {_word(len(enough))} shares of its bytes' worth {wholly} are wholly" in text
+    assert f"{spans} have an interval that spans it" in text and wholly + spans == len(enough)
+    open_ = {(s.kernels, s.mode, s.context) for s in savings.values() if s.enough is None}
+    assert open_ == {
+        ("marlin", "plain", 1024),
+        ("marlin", "plain", 32768),
+        ("humming", "nextn", 32768),
+    }
+
+    factors = [record.factor(a, name, c).value for name, a in FREE.items() for c in record.contexts]
+    assert f"{min(factors):.3f} to {max(factors):.3f}); a server without" in text
+    both = [record.interaction(m, c).value for m in fullsize.MODES for c in record.contexts]
+    assert f"both together are {min(both):.3f} to {max(both):.3f} of the product" in text
+    for mode in fullsize.MODES:
+        assert f"{record.effect('fp8-head', mode, 1024).value:.3f}" in text
+
+    swaps = {f"{record.factor('humming-bf16-plain', 'swap', c).value:.3f}" for c in record.contexts}
+    assert [f"was {one} times as fast on GPU 1" in text for one in swaps] == [True]
+    slower = record.factor("marlin-bf16-plain", "swap", 1024).text(3).partition(" (")[0]
+    assert f"Humming's rate is {slower} times Marlin's" in text
+    earlier = fullsize.read(root / "tests" / "data" / "h200" / "full-size-humming.json")
+    names = [fullsize.arm_name("humming", *x) for x in product(fullsize.HEADS, fullsize.MODES)]
+    ratios = [earlier.cell(n, 1024).median / record.cell(n, 1024).median for n in names]
+    assert f"were {min(ratios):.3f} to {max(ratios):.3f} times these" in text
+
+
+def test_the_design_quotes_the_records_trap_rounds_and_starts(root):
+    text = " ".join((root / "docs" / "design.md").read_text("utf-8").split())
+    record = fullsize.recorded()
+    trap, right, off = (
+        record.cell(name, 1024).median for name in ("trap", "humming-fp8-nextn", "stock")
     )
-    assert f"a round costs {bf16} (BF16 head) or {fp8} steps (FP8) instead of {short}:" in text
-    tried = {name: why for name, why in record.unmeasured.items() if name.startswith("marlin")}
-    assert "was not ready within 330 s" in tried["marlin-bf16-plain"] and "within 330 s" in text
+    assert f"last {trap:.3f} ms instead of {right:.3f}." in text
+    assert f"{1000 / trap:.0f} tokens/s, where everything off has {1000 / off:.0f}." in text
+    cost = {
+        (kernels, context): " and ".join(
+            f"{record.round_cost(kernels, head, context).value:.1f}" for head in fullsize.HEADS
+        )
+        for kernels, context in product(fullsize.KERNELS, record.contexts)
+    }
+    short, long = record.contexts
+    assert (
+        f"a round costs {cost['humming', long]} steps (Humming, BF16 and FP8 head; Marlin "
+        f"{cost['marlin', long]}) instead of {cost['humming', short]} ({cost['marlin', short]}):"
+    ) in text
+    ready = {n: a.facts["start"] for n, a in record.arms.items() if a.facts.get("start")}
+    first = [ready.pop(f"{k}-bf16-plain")["load_to_ready_s"] for k in ("humming", "marlin")]
+    made = record.arms["humming-bf16-plain"].facts["humming"]
+    assert (
+        f"took {first[0]:.0f} s (Humming, {made['compile_s']:.0f} of them for {made['compiled']} "
+        f"kernels) and {first[1]:.0f} s (Marlin)"
+    ) in text
+    later = [start["load_to_ready_s"] for start in ready.values()]
+    assert f"later ones took {min(later):.0f} to {max(later):.0f} s" in text
+    earlier = fullsize.read(root / "tests" / "data" / "h200" / "full-size-humming.json")
+    assert "not ready within 330 s" in earlier.unmeasured["marlin-bf16-plain"]
+
+
+def test_the_report_on_the_clamp_quotes_the_record(root):
+    text = " ".join((root / "docs" / "upstream" / "swiglu-clamp.md").read_text("utf-8").split())
+    on, off, round_on, round_off = (
+        fullsize.recorded().cell(name, 1024).text().partition(" (n=5)")[0]
+        for name in ("humming-fp8-plain", "clamp-off", "humming-fp8-nextn", "clamp-off-nextn")
+    )
+    assert (
+        f"a step took {on} ms with it and {off} without, a round of NEXTN {round_on} and {round_off}."
+        in text
+    )
+
+
+def _word(number: int) -> str:
+    return ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"][number]
+
+
+def _prose(root, name: str) -> str:
+    cells = json.loads((root / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
+    text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return " ".join(text.split())
+
+
+def test_the_notebooks_quote_the_record(root):
+    record = fullsize.recorded()
+    nextn = _prose(root, "70_nextn")
+    for context in record.contexts:
+        step, round_ = (record.cell(f"humming-fp8-{m}", context) for m in fullsize.MODES)
+        cost = record.round_cost("humming", "fp8", context).value
+        row = f"| {step.median:.2f} ms | {round_.median:.2f} ms | {cost:.2f} |"
+        _, found, after = nextn.partition(row)
+        assert found and f"n = {step.n} |" in after.partition("one Spark")[0]
+    short = record.round_cost("humming", "fp8", record.contexts[0]).value
+    assert f"pays there from an accept length of {short:.2f} on" in nextn
+    slower = record.factor("marlin-bf16-plain", "swap", 1024)
+    said = (
+        f"its rate was {slower.value:.3f} times Marlin's (a step on the same GPU, BF16 head, 1,024"
+    )
+    assert slower.high < 1 and said in _prose(root, "50_humming")
+    assert f"n = {slower.n};" in _prose(root, "50_humming")
+    shares = [s.share.value for s in record.savings()]
+    said = (
+        f"shorter by {min(shares):.1f} to {max(shares):.1f} times what the missing bytes are worth"
+    )
+    assert said in _prose(root, "60_fp8_lm_head")
+    # "twice a step with everything off", "Marlin's experts were the faster ones", in every cell.
+    for context in record.contexts:
+        for head, mode in product(fullsize.HEADS, fullsize.MODES):
+            marlin, humming = (
+                record.cell(fullsize.arm_name(k, head, mode), context) for k in fullsize.KERNELS
+            )
+            assert max(marlin.ms) < min(humming.ms)
