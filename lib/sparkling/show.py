@@ -33,11 +33,11 @@ class View:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return self.html
+    def _repr_html_(self) -> str | None:
+        # IPython asks for what a bundle lacks, too, and JupyterLab and GitHub prefer HTML to a picture.
+        return self.html if self.png is None else None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        # A picture goes out as a picture: where HTML is offered too, GitHub shows only the HTML.
         if self.png is not None:
             return {"text/plain": self.text, "image/png": self.png}
         return {"text/plain": self.text, "text/html": self.html}

@@ -12,7 +12,8 @@ from sparkling import lane, suite
 @pytest.fixture
 def shown(tmp_path, monkeypatch) -> Callable[[str, str], tuple[str, int]]:
     """`shown(notebook, kind)` runs a notebook in the suite on a lane without a server environment and
-    gives the text of its outputs and how many pictures there are."""
+    gives the text of its outputs and how many pictures there are. Where HTML comes with a picture,
+    JupyterLab shows the HTML alone: that is none."""
     monkeypatch.setenv("SPARKLING_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("SPARKLING_SERVER_PYTHON", str(tmp_path / "no" / "python"))
 
@@ -28,6 +29,6 @@ def shown(tmp_path, monkeypatch) -> Callable[[str, str], tuple[str, int]]:
             for output in cell["outputs"]
         ]
         text = "\n".join("".join(data.get("text/plain", "")) for data in outputs)
-        return text, sum("image/png" in data for data in outputs)
+        return text, sum("image/png" in data and "text/html" not in data for data in outputs)
 
     return run

@@ -10,6 +10,7 @@ import sys
 import types
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from sparkling import canvas, plots, recipe, recordings, show
 from sparkling.ladder import Arm, Gain, Ladder
 from sparkling.live import Live, clock, spark
@@ -240,6 +241,9 @@ def test_the_ladder_is_a_small_png_with_its_definitions():
     assert height >= 200
     assert len(view.png) <= canvas.MAX_BYTES
     assert set(view._repr_mimebundle_()) == {"text/plain", "image/png"}
+    # As IPython hands it on: with HTML beside it, JupyterLab and GitHub would show no picture.
+    assert set(DisplayFormatter().format(view)[0]) == {"text/plain", "image/png"}
+    assert set(DisplayFormatter().format(show.note("x"))[0]) == {"text/plain", "text/html"}
     for want in (
         "2 CPUs",
         "Decode rate = Σ tokens",
