@@ -88,7 +88,7 @@ def recorded_starts() -> show.View:
         made = one.facts.get("humming") or {}
         rows.append(
             {
-                "server, in the order of their starts": one.name,
+                "server, in the order in which they were done": one.name,
                 "GPU": one.gpu,
                 "its kernels": "none yet" if first[_experts(one)] is one else "compiled before",
                 "Humming kernels compiled": made.get("compiled"),

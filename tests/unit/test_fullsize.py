@@ -290,9 +290,18 @@ def test_the_design_quotes_the_record(root):
     factors = [record.factor(a, name, c).value for name, a in FREE.items() for c in record.contexts]
     assert f"{min(factors):.3f} to {max(factors):.3f}); a server without" in text
     both = [record.interaction(m, c).value for m in fullsize.MODES for c in record.contexts]
-    assert f"both together are {min(both):.3f} to {max(both):.3f} of the product" in text
-    for mode in fullsize.MODES:
-        assert f"{record.effect('fp8-head', mode, 1024).value:.3f}" in text
+    assert f"gain {min(both):.3f} to {max(both):.3f} times the product" in text
+    alone = [
+        record.factor(f"{k}-bf16-plain", f"{k}-fp8-plain", 1024).value for k in fullsize.KERNELS
+    ]
+    assert "head alone gains {:.3f} with Marlin and {:.3f} with Humming".format(*alone) in text
+    assert all(abs(factor - 1) < 0.00105 for factor in factors) and "within 0.1 % of each" in text
+    step, round_, long = (
+        f"{record.effect('fp8-head', mode, context).value:.3f}"
+        for mode, context in (("plain", 1024), ("nextn", 1024), ("nextn", 32768))
+    )
+    assert f"(a rate {round_} times as high), is above either spread; in a step ({step})" in text
+    assert f"in a long round ({long}) it is above the first" in text
 
     swaps = {f"{record.factor('humming-bf16-plain', 'swap', c).value:.3f}" for c in record.contexts}
     assert [f"was {one} times as fast on GPU 1" in text for one in swaps] == [True]
@@ -300,18 +309,26 @@ def test_the_design_quotes_the_record(root):
     assert f"Humming's rate is {slower} times Marlin's" in text
     earlier = fullsize.read(root / "tests" / "data" / "h200" / "full-size-humming.json")
     names = [fullsize.arm_name("humming", *x) for x in product(fullsize.HEADS, fullsize.MODES)]
-    ratios = [earlier.cell(n, 1024).median / record.cell(n, 1024).median for n in names]
-    assert f"were {min(ratios):.3f} to {max(ratios):.3f} times these" in text
+    short, long = (
+        [earlier.cell(n, context).median / record.cell(n, context).median for n in names]
+        for context in record.contexts
+    )
+    assert f"were {min(short):.3f} to {max(short):.3f} times these at 1,024 tokens" in text
+    assert f"tokens and {min(long):.3f} to {max(long):.3f} at 32,768." in text
 
 
 def test_the_design_quotes_the_records_trap_rounds_and_starts(root):
     text = " ".join((root / "docs" / "design.md").read_text("utf-8").split())
     record = fullsize.recorded()
-    trap, right, off = (
-        record.cell(name, 1024).median for name in ("trap", "humming-fp8-nextn", "stock")
+    trap, right, off, marlin = (
+        record.cell(name, 1024).median
+        for name in ("trap", "humming-fp8-nextn", "stock", "marlin-bf16-plain")
     )
-    assert f"last {trap:.3f} ms instead of {right:.3f}." in text
-    assert f"{1000 / trap:.0f} tokens/s, where everything off has {1000 / off:.0f}." in text
+    assert f"last {trap:.3f} ms instead of {right:.3f}:" in text
+    assert (
+        f"{1000 / trap:.0f} tokens/s, and without that slowness still {1000 / right:.0f}, where Humming "
+        f"without our switches has {1000 / off:.0f} and Marlin with a BF16 head {1000 / marlin:.0f}."
+    ) in text
     cost = {
         (kernels, context): " and ".join(
             f"{record.round_cost(kernels, head, context).value:.1f}" for head in fullsize.HEADS
@@ -327,9 +344,9 @@ def test_the_design_quotes_the_records_trap_rounds_and_starts(root):
     first = [ready.pop(f"{k}-bf16-plain")["load_to_ready_s"] for k in ("humming", "marlin")]
     made = record.arms["humming-bf16-plain"].facts["humming"]
     assert (
-        f"took {first[0]:.0f} s (Humming, {made['compile_s']:.0f} of them for {made['compiled']} "
-        f"kernels) and {first[1]:.0f} s (Marlin)"
+        f"took {first[0]:.0f} s (Humming) and {first[1]:.0f} s (Marlin) from imports to ready"
     ) in text
+    assert f"Humming's {made['compiled']} kernels took {made['compile_s']:.0f} s" in text
     later = [start["load_to_ready_s"] for start in ready.values()]
     assert f"later ones took {min(later):.0f} to {max(later):.0f} s" in text
     earlier = fullsize.read(root / "tests" / "data" / "h200" / "full-size-humming.json")

@@ -14,7 +14,8 @@ Reading the codes as unsigned bytes, or pairs of them as BF16, gives 1.00 as wel
 
 SGLang 0.5.23 by itself runs into this on a CPU only; on CUDA torch refuses the product of two e4m3
 matrices while the draft's graph is captured. So the product is done here in float32 and rounded to
-e4m3 afterwards: the same values on every device, at the cost of the head that it pretends to be.
+e4m3 afterwards: the same values on every device, but slower than the head that it pretends to be. On an
+H200 three such products made a round at full size last 16.3 ms instead of 10.9 (docs/design.md).
 """
 
 from __future__ import annotations
