@@ -8,7 +8,7 @@ import math
 from itertools import product
 
 import pytest
-from sparkling import fullsize, show_fullsize
+from sparkling import fullsize, shapes, show_fullsize
 from sparkling.errors import UsageError
 
 HEAD = {"dtype": "float8_e4m3fn", "bytes_before": 804_782_080, "bytes_after": 403_019_776}
@@ -392,6 +392,16 @@ def test_the_notebooks_quote_the_record(root):
     )
     assert slower.high < 1 and said in _prose(root, "50_humming")
     assert f"n = {slower.n};" in _prose(root, "50_humming")
+    plain = [a for a in record.arms.values() if "humming" in a.facts and "draft" not in a.facts]
+    plain = [a.facts["start"]["load_to_ready_s"] for a in [*plain, record.arms["stock"]]]
+    first, later = max(plain), sorted(plain)[:-1]
+    assert (
+        f"ready after {first:.0f} s, later ones after {later[0]:.0f} to {later[-1]:.0f} s"
+    ) in _prose(root, "50_humming")
+    assert f"n = 1 and {len(later)})" in _prose(root, "50_humming")
+    four = shapes.recorded().cost(shapes.recorded().expert_case(4))
+    said = f"choose for themselves cost {four.value:.2f} times as much as one"
+    assert said in _prose(root, "50_humming")
     shares = [s.share.value for s in record.savings()]
     said = (
         f"shorter by {min(shares):.1f} to {max(shares):.1f} times what the missing bytes are worth"
