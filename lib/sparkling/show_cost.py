@@ -113,7 +113,8 @@ def steps_picture(inv: Inventory, *, context: int = 0) -> View:
         for name, colour in _GROUPS:
             axes.barh(i, sizes[name] / unit, left=start, height=0.66, color=colour, zorder=2)
             start += sizes[name] / unit
-        axes.text(start, i, f"  {start:,.3g} {word}", va="center", fontsize=8)
+        digits = 2 if start < 10 else 1 if start < 100 else 0
+        axes.text(start, i, f"  {start:,.{digits}f} {word}", va="center", fontsize=8)
     labels = [f"{bar.what}, {bar.head} head" for bar in bars]
     axes.set_yticks(range(len(bars)), labels, fontsize=8.5)
     axes.invert_yaxis()
