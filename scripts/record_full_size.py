@@ -259,7 +259,8 @@ def environment(args: argparse.Namespace, arm: Arm, gpu: int, folder: Path) -> d
 
 def launch(args: argparse.Namespace, arm: Arm, gpu: int) -> Server:
     """Start one server in a session of its own; it waits at the gate."""
-    folder = args.state / "work" / f"{arm.name}.{int(time.time())}"
+    # Another call may start the same arm within a second: --again, after a server that ended at once.
+    folder = args.state / "work" / f"{arm.name}.{time.time_ns()}"
     folder.mkdir(parents=True)
     model = args.model or model_folder(args.state)
     flags = CPU_FLAGS if args.cpu else [*FLAGS, "--moe-runner-backend", arm.kernels]
@@ -748,7 +749,7 @@ def compact(made: dict[str, Any], conditions: str, logs: dict[str, str]) -> dict
     return {
         "schema": "sparkling-full-size/1",
         "what": WHAT,
-        "device": "h200",
+        "device": _device(first),
         "date": first["date"][:10],
         "conditions": conditions,
         "command": "scripts/record_full_size.py; an arm: " + " ".join(_plain(first["command"])),
@@ -766,6 +767,16 @@ def compact(made: dict[str, Any], conditions: str, logs: dict[str, str]) -> dict
         "unmeasured": {n: a.get("error") for n, a in whole.items() if n not in over},
         "arms": {name: _compact(arm) for name, arm in over.items()},
     }
+
+
+DEVICES = {"H200": "h200", "GB10": "spark"}
+"""The library's name of a device (facts/devices.toml) by a word of the GPU's."""
+
+
+def _device(arm: dict[str, Any]) -> str | None:
+    """On what an arm ran, in the library's words; the GPU's own name where it has none."""
+    name = (arm.get("gpu") or {}).get("name")
+    return next((id_ for word, id_ in DEVICES.items() if word in (name or "")), name)
 
 
 def _told(name: str, value: str) -> bool:
@@ -863,7 +874,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plan", type=plan, default=plan("1024x256x5,32768x128x3"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--first-s", type=float, default=450, help="the first start's limit (450)")
-    parser.add_argument("--arm-s", type=float, default=100, help="later starts' limit (100)")
+    parser.add_argument(
+        "--arm-s",
+        type=float,
+        default=100,
+        help="least time left to begin an arm; a later start may take twice as long (100)",
+    )
     parser.add_argument("--again", action="store_true", help="measure failed arms again")
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--port", type=int, default=31000)
@@ -885,12 +901,15 @@ def main(argv: list[str] | None = None) -> int:
     wanted = groups.get(args.arms) or args.arms.split(",")
     if unknown := [name for name in wanted if name not in arms()]:
         parser.error(f"no such arm: {', '.join(unknown)}; known: {', '.join(arms())}")
+    gpus = [int(x) for x in args.gpus.split(",")]
+    if wanted == ["swap"] and len(gpus) == 1:
+        parser.error("swap compares two GPUs: name two with --gpus.")
+    if len(gpus) == 1:  # it would never be done
+        wanted = [name for name in wanted if name != "swap"]
     for path in (args.state / "arms").glob("*.json") if args.again else ():
         if not json.loads(path.read_text())["complete"]:
             path.unlink()
-    lanes = [
-        Lane(args, g, w) for g, w in queues([int(x) for x in args.gpus.split(",")], wanted).items()
-    ]
+    lanes = [Lane(args, g, w) for g, w in queues(gpus, wanted).items()]
     signal.signal(signal.SIGTERM, lambda *_: args.stopping.set())
     threads = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
     try:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def test_marlin_has_the_last_gpu_and_one_gpu_keeps_the_order(script):
     assert two[0][:4] == script.CORE[:4]
     one = script.queues([3], wanted)
     assert one == {3: wanted[:-1]} and wanted[:8] == script.CORE and wanted[-1] == "swap"
+
+
+def test_one_gpu_does_not_wait_for_what_takes_two(calls):
+    alone = calls.run("--arms", "stock,swap")
+    assert alone.returncode == 0 and "1 of 1 arms done; left: []" in alone.stdout
+    wrong = calls.run("--arms", "swap")
+    assert wrong.returncode == 2 and "swap compares two GPUs" in wrong.stderr
+
+
+def test_the_short_form_names_the_device_that_was_measured(script):
+    raw = json.loads((ROOT / "tests" / "data" / "h200" / "full-size.json").read_text())
+    for gpu, device in (("NVIDIA GB10", "spark"), ("NVIDIA L4", "NVIDIA L4")):
+        for arm in raw["arms"].values():
+            arm["gpu"] = {"name": gpu}
+        assert script.compact(raw, "", {})["device"] == device
+    known = tomllib.loads((ROOT / "lib" / "sparkling" / "facts" / "devices.toml").read_text())
+    assert set(script.DEVICES.values()) <= set(known)
 
 
 def test_a_step_is_the_time_after_the_first_token_over_the_tokens_after_it(script):
