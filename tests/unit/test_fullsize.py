@@ -329,6 +329,14 @@ def test_the_design_quotes_the_records_trap_rounds_and_starts(root):
         f"{1000 / trap:.0f} tokens/s, and without that slowness still {1000 / right:.0f}, where Humming "
         f"without our switches has {1000 / off:.0f} and Marlin with a BF16 head {1000 / marlin:.0f}."
     ) in text
+    trained = [
+        "{greedy:.2f} {repeated:.2f} {sampled:.2f}".format(
+            **json.loads((root / "tests/data/sparklet" / name).read_text("utf-8"))["accept_length"]
+        ).split()
+        for name in ("h200-trap.json", "h200-fp8-nextn.json")
+    ]
+    words = "{} (greedy), {} (repeating text) and {} (sampled) instead of {}, {} and {}."
+    assert words.format(*trained[0], *trained[1]) in text
     cost = {
         (kernels, context): " and ".join(
             f"{record.round_cost(kernels, head, context).value:.1f}" for head in fullsize.HEADS
