@@ -132,11 +132,16 @@ def flashinfer_is_built() -> bool:
 
 
 def parent(options: argparse.Namespace) -> int:
-    began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the children end with us
+    with tempfile.TemporaryDirectory(prefix="clamp-") as folder:
+        return watched(options, Path(folder))
+
+
+def watched(options: argparse.Namespace, folder: Path) -> int:
+    """Run the children and put together what they write into `folder`."""
+    began = time.monotonic()
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="clamp-"))
     head = {
         "what": __doc__.splitlines()[0],
         "command": " ".join(["python3", "scripts/check_clamp.py", *sys.argv[1:]]),
@@ -248,8 +253,9 @@ def gpu(path: str, until: float, *, alone: bool):
         yield
 
 
-def context(runner: str, device: str) -> None:
-    """SGLang's process-wide state: arguments, one rank, the MoE runner of the command line."""
+def context(runner: str, device: str, rendezvous: Path) -> None:
+    """SGLang's process-wide state: arguments, one rank (which meets itself in the file `rendezvous`),
+    the MoE runner of the command line."""
     import sglang.srt.managers.scheduler  # noqa: F401  (the order in which SGLang imports)
     from sglang.srt.distributed import bootstrap
     from sglang.srt.layers.moe import initialize_moe_config
@@ -269,7 +275,7 @@ def context(runner: str, device: str) -> None:
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     bootstrap._init_parallel_groups(
         backend="gloo",
-        dist_init_method=f"file://{tempfile.mkdtemp()}/rendezvous",
+        dist_init_method=f"file://{rendezvous}",
         server_args=args,
         gpu_id=0,
     )
@@ -729,8 +735,9 @@ def child(options: argparse.Namespace) -> int:
     import torch
 
     part.found["versions"] = versions()
+    rendezvous = Path(options.out).resolve().with_suffix(".rendezvous")
     product_of, runner = runner, runner.removesuffix("_torch")
-    if part.step("context", lambda: context(runner, device) or True) is None:
+    if part.step("context", lambda: context(runner, device, rendezvous) or True) is None:
         return 1
     ours = runner in ("humming", "marlin")
     if product_of != runner:

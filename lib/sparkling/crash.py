@@ -91,6 +91,12 @@ RULES: tuple[_Rule, ...] = (
     ),
     _rule(
         "draft-head",
+        r"The NEXTN draft's lm_head is not the target's: (.+?), so its drafts .*unset SPARKLING_TRAP",
+        r"the NEXTN draft does not use the target's LM head (\1)",
+        "unset SPARKLING_TRAP, which does this on purpose",
+    ),
+    _rule(
+        "draft-head",
         r"The NEXTN draft's lm_head is not the target's: (.+?), so its drafts",
         r"the NEXTN draft does not use the target's LM head (\1)",
         "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN",

@@ -184,7 +184,8 @@ def _rules(told: Mapping[str, Any], python: Path) -> Rules:
     if error and "No module named" in error:
         raise SparklingError(
             f"FlashInfer is not whole in the server environment of {python} ({error}); the CUTLASS "
-            "experts need the GPU environment (notebook 10_environment)."
+            "experts need the GPU's: make it with `sparkling setup --lane spark` and add `--lane spark` "
+            "to the command."
         )
     if error:
         raise SparklingError(f"FlashInfer does not write its build rules: {error}.")

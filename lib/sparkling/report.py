@@ -108,7 +108,10 @@ def _outcome(timings: Mapping[str, Any]) -> tuple[str, str]:
         ("everything passed", "good") if timings["ok"] else ("NOT everything passed", "bad")
     )
     took = clock(timings["seconds"])
-    return f"{good} of {len(names)} notebooks ran to their end in {took}; {state}.", css
+    kept = sum(n["verdict"] == "kept" for n in names)
+    before = f", {kept} of them before the run was resumed; the rest took {took}"
+    how = before if kept else f" in {took}"
+    return f"{good} of {len(names)} notebooks ran to their end{how}; {state}.", css
 
 
 def _proofs(run_dir: Path) -> View:
@@ -156,12 +159,13 @@ def _notebooks(run_dir: Path, timings: Mapping[str, Any]) -> View:
     for leak in timings["leaks"]:
         problems += bad(f"left behind: {leak}")
     heads = ["notebook", "seconds", "verdict", "longest cell"]
-    total = f"<tr><td>total</td><td>{timings['seconds']:.1f}</td><td></td><td></td></tr>"
+    what = "this pass" if any(n["verdict"] == "kept" for n in timings["notebooks"]) else "total"
+    total = f"<tr><td>{what}</td><td>{timings['seconds']:.1f}</td><td></td><td></td></tr>"
     html = (
         f"<table><thead><tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr></thead>"
         f"<tbody>{''.join(rows)}{total}</tbody></table>"
     )
-    lines.append(["total", f"{timings['seconds']:.1f}", "", ""])
+    lines.append([what, f"{timings['seconds']:.1f}", "", ""])
     return View(html, show.table(lines, heads).text) + problems
 
 

@@ -89,14 +89,14 @@ class SuiteResult:
 
     def text(self) -> str:
         """The final table, what failed and where the report is."""
-        width = max((len(n.name) for n in self.notebooks), default=8)
+        width = max((len(n.name) for n in self.notebooks), default=9)
         lines = [f"{'notebook'.ljust(width)}  {'seconds':>8}  verdict"]
         for n in self.notebooks:
             took = f"{n.seconds:8.1f}" if n.seconds else " " * 8
             lines.append(f"{n.name.ljust(width)}  {took}  {n.verdict}")
-        lines.append(
-            f"{'total'.ljust(width)}  {self.seconds:8.1f}  " + ("ok" if self.ok else "NOT OK")
-        )
+        what = "this pass" if any(n.verdict == "kept" for n in self.notebooks) else "total"
+        state = "ok" if self.ok else "NOT OK"
+        lines.append(f"{what.ljust(width)}  {self.seconds:8.1f}  {state}")
         lines += ["", *(n.problem for n in self.notebooks if n.problem)]
         lines += [f"left behind: {leak}" for leak in self.leaks]
         if self.stopped:

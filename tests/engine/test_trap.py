@@ -119,6 +119,7 @@ def test_the_draft_loses_scales_and_method_but_keeps_the_tensor(
 
     kept = status.Status(tmp_path / "status.json", {"draft": None})
     monkeypatch.setattr(status, "current", kept)
+    monkeypatch.setenv("SPARKLING_TRAP", "tensor-only")
 
     def upstream(self) -> None:
         """What SGLang does: the tensor only."""
@@ -161,3 +162,5 @@ def test_the_draft_loses_scales_and_method_but_keeps_the_tensor(
     }
     assert "BROKEN ON PURPOSE" in caplog.text
     assert "it lacks the scales of the quantized weight" in caplog.text
+    # The cause is named, and not a switch that is as it should be.
+    assert "unset SPARKLING_TRAP" in caplog.text and "SPARKLING_SHARE_HEAD" not in caplog.text

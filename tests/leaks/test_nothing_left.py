@@ -21,7 +21,7 @@ MARK = "PYTEST_LEAK_CHECK"
 IDENTITY = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}-{time.time_ns()}"
 os.environ[MARK] = IDENTITY
 PLACES = sorted({Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")})
-PREFIXES = ("sparkling", "sglang", ".sparkling")
+PREFIXES = ("sparkling", "sglang", ".sparkling", "clamp-")
 GRACE_S = 60.0
 
 

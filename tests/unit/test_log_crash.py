@@ -87,6 +87,11 @@ def test_the_fp8_draft_head_is_not_blamed_on_memory() -> None:
         "weight, so its drafts would not be accepted: leave SPARKLING_SHARE_HEAD unset or at 1.\n"
     )
     assert found(warned + text) == diagnosis
+    # By itself it names the switch that did it.
+    assert "SPARKLING_SHARE_HEAD" in found(warned).remedy
+    trapped = warned.partition("leave SPARKLING")[0] + "unset SPARKLING_TRAP, which does this.\n"
+    assert found(trapped).kind == "draft-head"
+    assert found(trapped).remedy.startswith("unset SPARKLING_TRAP")
     # One event of the log, too, beside SGLang's own sentence about the exception.
     told = [e for e in log.parse(text.split("\n")) if isinstance(e, log.Crash)]
     assert "fp8-draft-head" in {e.kind for e in told}

@@ -123,6 +123,20 @@ def test_everything_is_in_one_self_contained_file(run):
     ):
         assert want in page, want
     assert 'href="notebooks/50_humming.ipynb"' not in page  # never executed, so nothing to link to
+    assert "<td>total</td>" in page
+
+
+def test_a_resumed_run_does_not_claim_its_last_pass_did_it_all(run):
+    path = run.dir / "timings.json"
+    timings = json.loads(path.read_text())
+    timings["notebooks"][0]["verdict"] = "kept"
+    path.write_text(json.dumps(timings))
+    page = report.build(run.dir).read_text()
+    assert (
+        "1 of 2 notebooks ran to their end, 1 of them before the run was resumed; the rest took 1:15;"
+        in page
+    )
+    assert "<td>this pass</td>" in page and "<td>total</td>" not in page
     assert not re.search(r"https?://|<script|<link|@import|src=\"(?!data:)", page)
 
 

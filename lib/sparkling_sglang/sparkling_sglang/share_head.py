@@ -10,9 +10,11 @@ length tells, 1.00. Hence the handover, and a check that stops the server instea
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from sparkling_sglang import status
+from sparkling_sglang.switches import TRAP
 
 if TYPE_CHECKING:
     from sparkling_sglang.patches import Patches
@@ -77,9 +79,13 @@ def _check(strict: bool, worker: Any) -> None:
     if problem is None:
         logger.info("The NEXTN draft uses the target's lm_head (%s).", dtype)
         return
+    if os.environ.get(TRAP, "").strip():
+        remedy = f"unset {TRAP}, which does this on purpose."
+    else:
+        remedy = "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN."
     sentence = (
         f"The NEXTN draft's lm_head is not the target's: {problem}, so its drafts would not be "
-        "accepted: leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN."
+        f"accepted: {remedy}"
     )
     if strict:
         raise DraftHeadError(sentence)
