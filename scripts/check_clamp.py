@@ -689,6 +689,16 @@ def in_turns(graphs: dict) -> dict:
     }
 
 
+def short_sources(part: Part, options: argparse.Namespace) -> bool:
+    """Have SGLang compile Marlin from a copy with the kernels of an MXFP4 checkpoint alone."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from full_size_plugin import short_marlin
+
+    short_marlin(Path(options.short_marlin).resolve())
+    part.found["compiled"] = "SGLang's source with the kernels of an MXFP4 checkpoint alone"
+    return True
+
+
 def compile_marlin() -> None:
     """Build Marlin's two specializations at once instead of one after the other."""
     import torch
@@ -745,12 +755,11 @@ def child(options: argparse.Namespace) -> int:
         marlin.moe_wna16_marlin_gemm = torch_product
         part.found["products"] = "torch, in float32"
     if product_of == "marlin" and device != "cpu":
-        if options.short_marlin:
-            sys.path.insert(0, str(Path(__file__).parent))
-            from full_size_plugin import short_marlin
-
-            short_marlin(Path(options.short_marlin).resolve())
-            part.found["compiled"] = "SGLang's source with the kernels of an MXFP4 checkpoint alone"
+        if (
+            options.short_marlin
+            and part.step("short sources", short_sources, part, options) is None
+        ):
+            return 1
         if part.step("compile", lambda: compile_marlin() or True) is None:
             return 1
         if options.warm:

@@ -40,6 +40,7 @@ MORE: tuple[str, ...] = (
     "cli_doctor",
     "cli_kernels",
     "cli_shapes",
+    "cli_log",
 )
 
 

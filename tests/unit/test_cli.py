@@ -116,6 +116,7 @@ def test_every_command_has_help(capsys):
         "weights",
         "kernels",
         "shapes",
+        "log",
     ]
     for name in names:
         assert f"\n    {name}" in out

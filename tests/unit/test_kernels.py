@@ -231,7 +231,7 @@ def test_a_flashinfer_that_is_missing_broken_or_too_old_is_one_sentence(
         ask()
     (jit / "fused_moe.py").write_text("import nothing_of_the_kind\n")
     with pytest.raises(
-        SparklingError, match="is not whole in the server environment.*--lane spark"
+        SparklingError, match=r"is not whole in the server environment.*--lane spark"
     ):
         ask()
     with pytest.raises(UsageError, match="cannot be run"):
