@@ -35,7 +35,7 @@ def _inventory(args: argparse.Namespace) -> int:
 
 
 def _costmodel(args: argparse.Namespace) -> int:
-    from sparkling import costmodel, devices, puzzle, show_cost
+    from sparkling import cost_recorded, costmodel, devices, puzzle, show_cost
 
     if args.context < 0:
         raise UsageError(f"--context {args.context} is impossible: give a number of tokens from 0.")
@@ -75,7 +75,7 @@ def _costmodel(args: argparse.Namespace) -> int:
             "devices": [one.to_json() for one in found],
             "measured": [arm.to_json() for arm in arms],
             "predictions": [one.to_json() for one in predicted],
-            "recorded": [one.to_json() for one in costmodel.recorded_predictions()],
+            "recorded": [one.to_json() for one in cost_recorded.predictions()],
             "published": puzzle.settle().to_json(),
         }
         print(json.dumps(out, indent=1))
@@ -89,7 +89,7 @@ def _costmodel(args: argparse.Namespace) -> int:
         views.append(show_cost.measured(arms, on))
     if predicted:
         views.append(show_cost.predictions(predicted))
-    views.append(show_cost.predictions(costmodel.recorded_predictions()))
+    views.append(show_cost.predictions(cost_recorded.predictions()))
     views.append(show_cost.puzzle(puzzle.settle()))
     print("\n\n".join(map(str, views)))
     return 0

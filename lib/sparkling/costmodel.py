@@ -23,9 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sparkling.devices import Device, device
+from sparkling.devices import Device
 from sparkling.errors import UsageError
-from sparkling.inventory import FLASH, Inventory, inventory
+from sparkling.inventory import Inventory, inventory
 from sparkling.traffic import StepBytes
 
 RECORDED = Path(__file__).parent / "facts" / "h200-dummy.json"
@@ -234,48 +234,6 @@ def _recorded() -> dict[str, Any]:
 def recorded() -> dict[str, Any]:
     """Step and round times of the full-size architecture with dummy weights on one H200."""
     return json.loads(json.dumps(_recorded()))
-
-
-def recorded_predictions() -> list[Prediction]:
-    """Predicted and recorded, side by side, for the H200: the head's gain, the round's cost."""
-    data, inv = recorded(), inventory(FLASH)
-    on, context = device(data["device"]), int(data["context"])
-    times = {name: [ms / 1000 for ms in arm["ms"]] for name, arm in data["arms"].items()}
-    mean = {name: sum(values) / len(values) for name, values in times.items()}
-    plain = times["humming"]
-    head = predict_head(inv, mean["humming"], on, context=context)
-    cost = round_cost(inv, mean["humming"], on, context=context)
-    return [
-        _with(head, mean["humming"] / mean["humming-fp8-head"], plain, times["humming-fp8-head"]),
-        _with(
-            # Dummy drafts are never right, so a round's one token takes c steps: the "gain" is 1 / c.
-            Prediction(
-                "nextn",
-                on.id,
-                Range(1 / cost.high, 1 / cost.low),
-                f"accept length 1.00: a round costs {cost.text()} steps",
-            ),
-            mean["humming"] / mean["humming-nextn"],
-            plain,
-            times["humming-nextn"],
-        ),
-    ]
-
-
-def _with(
-    one: Prediction, gain: float, plain: Sequence[float], switched: Sequence[float]
-) -> Prediction:
-    """The prediction with a recorded gain; its span is that of the single requests."""
-    return Prediction(
-        one.switch,
-        one.device,
-        one.gain,
-        one.why,
-        gain,
-        min(plain) / max(switched),
-        max(plain) / min(switched),
-        f"recorded, n={len(plain)} requests an arm, span of single requests",
-    )
 
 
 # -- what a run measured -----------------------------------------------------------------------------
