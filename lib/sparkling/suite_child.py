@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,9 @@ def main() -> int:
     os.set_inheritable(fd, False)
     _events.append(fd)
     job = json.load(sys.stdin)
+    # jupyter_client makes the kernel's connection file here; only for this process, as the paths of
+    # sockets that a server makes may not grow long.
+    tempfile.tempdir = job["scratch"]
     tidy.die_with_parent(job["parent"])
     tidy.adopt_orphans()
     return run(job)

@@ -169,6 +169,7 @@ class Pass:
             "cell_timeout_s": self.cell_timeout_s,
             "parent": os.getpid(),
             "linger_s": LINGER_S,
+            "scratch": str(scratch),
         }
         reader, writer = os.pipe()
         with open(self.out / f"{name}.log", "wb") as log:
@@ -310,8 +311,8 @@ def key_of(source: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 def environment(lane: Lane, run_dir: Path, scratch: Path) -> dict[str, str]:
     """What a kernel of the suite is given: this lane's places, this environment's programs first.
 
-    Jupyter's connection files and IPython's history go to the suite's scratch folder, so two suites
-    share nothing and a kill leaves nothing in the user's home.
+    Jupyter's files and IPython's history go to the suite's scratch folder (a kernel's connection file,
+    which holds a key, by `suite_child`), so two suites share nothing and a kill leaves nothing behind.
     """
     env = dict(os.environ)
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])

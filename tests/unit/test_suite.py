@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def mixed(tmp_path_factory):
     )
     write(books, "10_bad", "x = 1", "# a comment\nraise ValueError('the bad thing')", "x = 2")
     write(books, "20_needs_bad", "1")
-    write(books, "30_free", "print('free')", parameters="y = 1")
+    connection = "import ipykernel, tempfile\nprint(ipykernel.get_connection_file())"
+    write(books, "30_free", connection + "\nprint(tempfile.gettempdir())", parameters="y = 1")
     write(books, "notes", "1")
     cards = {
         name: CARD.format(name, json.dumps(["10_bad"] if name == "20_needs_bad" else []))
@@ -125,6 +127,18 @@ def test_parameters_reach_the_notebook_typed(mixed):
         o["text"] for c in executed(result, "00_good")["cells"][3:4] for o in c["outputs"]
     )
     assert out == f"7 True cpu {result.run_id}\n{lane.runs}\n"
+
+
+def test_the_key_of_a_kernel_is_in_a_file_that_goes_with_the_run(mixed):
+    _, _, result, _ = mixed
+    (out,) = [
+        output["text"]
+        for cell in executed(result, "30_free")["cells"]
+        for output in cell.get("outputs", ())
+    ]
+    file, temporary = map(Path, out.split())
+    assert file.parent == result.run_dir / tidy.SCRATCH and not file.parent.exists()
+    assert temporary == Path(tempfile.gettempdir())  # what the cells and servers make stays there
 
 
 def test_streams_are_one_output(mixed):
