@@ -32,7 +32,7 @@ from sparkling import _toml
 from sparkling.errors import UsageError
 from sparkling.files import write_atomic
 from sparkling.lane import Lane
-from sparkling.show import View, esc
+from sparkling.show import View, esc, prose
 
 FILE = "cards.toml"
 MINUTES = "minutes.json"
@@ -226,9 +226,7 @@ def closing(
 
 def _card(title: str, rows: list[tuple[str, str]]) -> View:
     body = "".join(
-        f"<tr><th align='left'>{esc(k)}</th><td align='left'>"
-        f"{'<br>'.join(esc(line) for line in v.splitlines())}</td></tr>"
-        for k, v in rows
+        f"<tr><th align='left'>{esc(k)}</th><td align='left'>{prose(v)}</td></tr>" for k, v in rows
     )
     width = max(len(k) for k, _ in rows)
     pad = "\n" + " " * (width + 2)

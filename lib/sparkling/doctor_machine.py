@@ -202,7 +202,8 @@ def limits(scene: Scene) -> Iterator[Finding]:
     """Soft limits of this process, which a server inherits."""
     for name, value in scene.limits().items():
         id, title, flag = f"limit.{name.replace(' ', '-')}", f"limit: {name}", ULIMIT[name]
-        found = "unlimited" if value is None else f"{value:,}"
+        unit = " bytes" if name in ("locked memory", "address space") else ""
+        found = "unlimited" if value is None else f"{value:,}{unit}"
         least = LEAST[name]
         if least is None:
             yield ok(id, title, found, "", WHY[name])

@@ -99,9 +99,11 @@ def recorded_starts() -> show.View:
     return show.table(
         rows,
         caption=f"Recorded on an {record.device.upper()} with dummy weights, n=1 each, named by experts, "
-        "head and drafts (stock: with none of our switches); one server at a time on each of two GPUs, so two "
-        "started at once. NEXTN's first has kernels of its own to compile (inferred from its time). Marlin "
-        "compiled its MXFP4 kernels alone; all of them took more than 330 s in an earlier recording. Not a "
+        "head and drafts (stock: with none of our switches; clamp-off: without the SwiGLU limit; trap: the "
+        "draft without the head's scales; swap: Humming on Marlin's GPU); one server at a time on each of two "
+        "GPUs, so two started at once. n/a: Marlin's servers ask nothing of Humming, and stock's do not count. "
+        "NEXTN's first has kernels of its own to compile (inferred from its time). Marlin compiled its "
+        "MXFP4 kernels alone; all of them took more than 330 s in an earlier recording. Not a "
         "Spark.",
     )
 
@@ -109,6 +111,10 @@ def recorded_starts() -> show.View:
 def _experts(arm: fullsize.Arm) -> str:
     """Whose experts a recorded server ran: every arm but Marlin's has Humming's."""
     return "marlin" if arm.name.startswith("marlin") else "humming"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def told(tick: Tick) -> str:
@@ -204,7 +210,7 @@ def rehearse(folder: Path) -> show.View:
     ]
     caption = (
         f"{result.done} of {result.total} built with {result.jobs} at once; throttled "
-        f"{result.throttled} times, ended for memory and continued {result.ended} times."
+        f"{_times(result.throttled)}, ended for memory and continued {_times(result.ended)}."
     )
     return show.table(rows, caption=caption)
 

@@ -124,7 +124,7 @@ class Found:
         return view if self.live else show.note(self.why, strong=True) + view
 
     def _repr_html_(self) -> str:
-        return self.view().html
+        return self.view()._repr_html_()
 
     def __repr__(self) -> str:
         return self.view().text

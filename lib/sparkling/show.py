@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html as _html
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,12 +36,12 @@ class View:
 
     def _repr_html_(self) -> str | None:
         # IPython asks for what a bundle lacks, too, and JupyterLab and GitHub prefer HTML to a picture.
-        return self.html if self.png is None else None
+        return in_jupyter(self.html) if self.png is None else None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         if self.png is not None:
             return {"text/plain": self.text, "image/png": self.png}
-        return {"text/plain": self.text, "text/html": self.html}
+        return {"text/plain": self.text, "text/html": in_jupyter(self.html)}
 
     def __add__(self, other: View) -> View:
         return View(self.html + other.html, f"{self.text}\n\n{other.text}")
@@ -51,9 +52,25 @@ def esc(value: Any) -> str:
     return "" if value is None else _html.escape(str(value))
 
 
+def prose(value: Any) -> str:
+    """HTML-escaped text in which `this` is code, and a line's end one."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", esc(value)).replace("\n", "<br>")
+
+
+def in_jupyter(html: str) -> str:
+    """The HTML as a notebook hands it on. Jupyter's style sheet sets every cell of a table flush right
+    and gives `pre` the font of the prose, and only a style on the element is stronger; GitHub, which
+    drops it, needs none."""
+    html = re.sub(r"<(t[dh])(?=[ >])", r'<\1 style="text-align:left"', html)
+    return html.replace("<pre>", f'<pre style="{_CODE}">')
+
+
+_CODE = "font-family:var(--jp-code-font-family,monospace);word-break:normal;overflow-wrap:anywhere"
+
+
 def note(text: str, *, strong: bool = False) -> View:
     """One line of plain language."""
-    body = f"<b>{esc(text)}</b>" if strong else esc(text)
+    body = f"<b>{prose(text)}</b>" if strong else prose(text)
     return View(f"<p>{body}</p>", text)
 
 
@@ -78,11 +95,11 @@ def table(
         for row in items
     ]
     head = "".join(f"<th>{esc(c)}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(f"<td>{esc(c)}</td>" for c in row) + "</tr>" for row in cells)
+    body = "".join("<tr>" + "".join(f"<td>{prose(c)}</td>" for c in row) + "</tr>" for row in cells)
     html = (
         (f"<p><b>{esc(title)}</b></p>" if title else "")
         + f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        + (f"<p><i>{esc(caption)}</i></p>" if caption else "")
+        + (f"<p><i>{prose(caption)}</i></p>" if caption else "")
     )
     parts = [title, _text_table(list(columns), cells, width)]
     if caption:

@@ -354,6 +354,7 @@ def test_limits(spark):
     assert found.of("limit.open-files").remedy == "`ulimit -n 4096` in the shell that starts this"
     assert found.of("limit.address-space").verdict == WARN
     assert found.of("limit.processes").verdict == found.of("limit.locked-memory").verdict == OK
+    assert found.of("limit.locked-memory").found == "64 bytes"
 
 
 def test_a_taken_port_names_its_holder(spark, monkeypatch):

@@ -356,7 +356,7 @@ def test_the_rehearsal_runs_in_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     text = str(kernels_show.rehearse(tmp_path / "my notebooks: $1"))
-    assert "4 of 4 built" in text and "ended for memory and continued 1 times" in text
+    assert "4 of 4 built" in text and "ended for memory and continued once" in text
 
 
 def test_a_desktop_on_the_gpu_stops_no_build(spark: lanes.Lane) -> None:

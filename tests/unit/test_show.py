@@ -48,6 +48,27 @@ def test_wide_tables_wrap_and_lose_nothing():
     assert set(re.findall(r"word\d+", view.text)) == set(words.split())
 
 
+def test_jupyter_s_style_sheet_moves_no_text():
+    """JupyterLab and nbconvert set table cells flush right and `pre` in the font of the prose."""
+    view = show.table([("a", "b")], ["x", "y"]) + show.View("<pre>x</pre>", "x")
+    html = DisplayFormatter().format(view)[0]["text/html"]
+    assert html.count('style="text-align:left"') == 4 == len(re.findall("<t[dh][ >]", html))
+    assert re.findall("<pre[^>]*>", html) == [f'<pre style="{show._CODE}">']
+    assert "monospace" in show._CODE
+    assert view._repr_html_() == html
+    assert "style" not in view.html  # the report has a style sheet of its own
+    card = show.in_jupyter("<tr><th align='left'>k</th><td>v</td></tr><thead></thead>")
+    assert card.count("text-align:left") == 2 and "<thead>" in card
+
+
+def test_code_and_lines_in_a_sentence_are_shown_as_such():
+    assert show.note("do `a <b>`\nnow").html == "<p>do <code>a &lt;b&gt;</code><br>now</p>"
+    view = show.table([("+ --x\n+ --y",)], ["z"], caption="`c`")
+    assert "<td>+ --x<br>+ --y</td>" in view.html and "<i><code>c</code></i>" in view.html
+    assert "`c`" in view.text
+    assert show.prose("one ` only") == "one ` only"
+
+
 def test_every_view_has_both_faces():
     bundle = show.note("hello")._repr_mimebundle_()
     assert bundle == {"text/plain": "hello", "text/html": "<p>hello</p>"}
