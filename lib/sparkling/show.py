@@ -219,6 +219,7 @@ def proof(p: Any) -> View:
         else ["switch", "declared", "verdict"],
         title="" if p.label else f"Stage {p.stage}: " + ("proved" if p.ok else "not proved"),
     )
+    seen = [e for v in p.verdicts for e in v.evidence]
     detail = table(
         [
             {
@@ -232,6 +233,7 @@ def proof(p: Any) -> View:
             for e in v.evidence
         ],
         ["switch", "from", "wanted", "found", ""],
+        caption="?: this place cannot tell." if any(e.ok is None for e in seen) else "",
     )
     view = summary + View(
         f"<details open><summary>Evidence</summary>{detail.html}</details>", detail.text
@@ -415,7 +417,8 @@ def measured(arms: Iterable[Any]) -> View:
             }
         )
     definition = RATE_DEFINITION[0].upper() + RATE_DEFINITION[1:]
-    caption = f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds."
+    caption = f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds"
+    caption += "." if all(arm.accept_length for arm in arms) else "; n/a: no round was counted."
     warning = unsteady(a.spread for a in arms)
     return table(rows, caption=f"{warning} {caption}" if warning else caption)
 

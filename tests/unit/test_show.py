@@ -98,6 +98,9 @@ def test_a_proof_shows_verdict_evidence_and_every_reading():
         assert "/server_info" in face
         assert "1 + kept drafts ÷ rounds" in face
     assert view.html.startswith("<blockquote><b>RECORDING")
+    # A mark of its own is explained under the table, and only where it stands.
+    assert "?" in [c.strip() for c in re.findall("<td>(.*?)</td>", view.html)]
+    assert "?: this place cannot tell." in view.text
 
 
 def test_wishes_are_shown_as_wishes(root):
