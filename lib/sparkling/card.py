@@ -208,7 +208,9 @@ def closing(
     """What was proved here, and what to do next. answered: a server was started and answered."""
     card = one(name, lane)
     done = list(proved)
-    follow = "this was the last notebook" if not card.next else card.next
+    follow = "this was the last notebook; the appendices stand each for itself"
+    if name.startswith("appendix"):
+        follow = "nothing: an appendix stands for itself"
     if card.next:
         cards = load(lane.root / "notebooks")
         follow = f"{card.next}: {cards[card.next].title}"

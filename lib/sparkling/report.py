@@ -172,10 +172,20 @@ def _notebooks(run_dir: Path, timings: Mapping[str, Any]) -> View:
 def _environment(run: Run) -> View:
     manifest = dict(run.manifest)
     launches = manifest.pop("launches", {})
-    for key in ("kind", "schema", "notebooks", "created_s"):
+    # The evaluations have a section of their own.
+    for key in ("kind", "schema", "notebooks", "created_s", "evaluations"):
         manifest.pop(key, None)
+    server = manifest.get("server_environment")
+    packages = None
+    if isinstance(server, Mapping):
+        packages = server.get("packages")
+        manifest["server_environment"] = {k: v for k, v in server.items() if k != "packages"}
     facts = [[name, value] for name, value in _facts("", manifest)]
     view = show.table(facts, ["", "value"], title="From the run's manifest")
+    if isinstance(packages, Mapping) and packages:
+        heading = f"All {len(packages)} packages of the server's environment"
+        listed = show.table(_facts("", packages), ["package", "version"])
+        view += View(folded(heading, listed).html, f"### {heading}\n\n{listed.text}")
     for stage, launch in launches.items():
         text = _command(launch)
         made = folded(f"Command of {esc(stage)}", View(f"<pre>{esc(text)}</pre>", ""))

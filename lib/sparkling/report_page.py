@@ -19,14 +19,14 @@ STYLE = """
   :root { --ink: #e3e8ef; --dim: #98a3b3; --line: #2c3440; --soft: #1e242d; --paper: #14181f;
     --good: #5fd38d; --bad: #ff8a80; --note: #2a2410; --edge: #d9a400; } }
 * { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
   color: var(--ink); background: var(--paper); overflow-wrap: anywhere; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 h3 { margin: 1.6rem 0 .3rem; }
 .wide { overflow-x: auto; margin: .5rem 0; }
 table { border-collapse: collapse; font-size: .92rem; overflow-wrap: normal; width: max-content; max-width: none; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); }
-td { min-width: 3.5rem; max-width: 28rem; }
+td { min-width: 3.5rem; max-width: 28rem; overflow-wrap: break-word; }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem; overflow-wrap: normal; }
 img { width: 100%; max-width: 50rem; background: #fff; border-radius: 4px; }
 .good { color: var(--good); } .bad { color: var(--bad); } .dim { color: var(--dim); }

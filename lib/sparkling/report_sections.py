@@ -3,13 +3,14 @@ only some runs hold, `report_more`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sparkling import bench, compare, metrics, plots, show, show_compare
+from sparkling import _rules, bench, compare, metrics, plots, show, show_compare
 from sparkling.compare_sides import Side, by_task
 from sparkling.errors import SparklingError
 from sparkling.metrics import Summary
@@ -108,7 +109,11 @@ def _proved(proofs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
             f"Proved on the running server, every switch live or off as declared: {', '.join(good)}.",
             "good",
         )
-    if wrong:
+    trapped = {p["stage"] for p in proofs if f"{_rules.TRAP}=" in json.dumps(p.get("verdicts", []))}
+    found = [s for s in wrong if s in trapped]
+    if found:
+        yield f"Set as a trap, and found by the proof, as it must be: {', '.join(found)}.", "good"
+    if wrong := [s for s in wrong if s not in trapped]:
         yield f"Not proved here: {', '.join(wrong)}.", "bad"
 
 

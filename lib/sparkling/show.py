@@ -418,7 +418,9 @@ def measured(arms: Iterable[Any]) -> View:
         )
     definition = RATE_DEFINITION[0].upper() + RATE_DEFINITION[1:]
     caption = f"{definition}. n = prompts. Accept length = Σ tokens ÷ Σ rounds"
-    caption += "." if all(arm.accept_length for arm in arms) else "; n/a: no round was counted."
+    caption += "." if all(arm.accept_length for arm in arms) else " (n/a: no round was counted)."
+    if any(arm.deterministic is None for arm in arms):
+        caption += " Repeats alike is n/a where nothing was asked twice."
     warning = unsteady(a.spread for a in arms)
     return table(rows, caption=f"{warning} {caption}" if warning else caption)
 

@@ -27,7 +27,7 @@ def where(record: Record) -> View:
     names = ("sglang", "sglang-kernel", "humming-kernels", "torch", "triton", "cuda")
     listed = ", ".join(f"{n} {record.versions[n]}" for n in names if record.versions.get(n))
     compiled = "".join(f" {name_of(r)}: {how}." for r, how in record.compiled.items())
-    return note(f"{record.where}, {record.date[:10]}: {listed}.{compiled} {record.command}")
+    return note(f"{record.where}, {record.date[:10]}: {listed}.{compiled} By `{record.command}`.")
 
 
 ASKED, EIGHT = 4.0, 8.0
@@ -144,7 +144,12 @@ def activations(record: Record) -> View:
     ]
     if not rows:
         return note("The activation alone was not tried here: it is a CUDA kernel.")
-    return table(rows, title="The activation alone")
+    caption = (
+        "Beyond: entries whose gate or up exceeds the limit. Error: root mean square distance from the "
+        "limited activation in float32 over its size. Below, other bits: entries within the limit that "
+        "are not bit for bit stock's."
+    )
+    return table(rows, title="The activation alone", caption=caption)
 
 
 CAPTION = (

@@ -134,7 +134,9 @@ def steps_picture(inv: Inventory, *, context: int = 0) -> View:
     text = "\n".join(
         f"{label}: {bar.total / unit:,.4g} {word}" for label, bar in zip(labels, bars, strict=True)
     )
-    return canvas.picture(figure, "Bytes of a step, a verification and a round", text, top=0.75)
+    return canvas.picture(
+        figure, f"Bytes of a step, a verification and a round, {inv.model}", text, top=0.75
+    )
 
 
 def union_picture(inv: Inventory, counted: dict[int, float] | None = None) -> View:

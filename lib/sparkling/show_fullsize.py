@@ -87,9 +87,12 @@ def extras_table(record: Record | None = None) -> View:
             )
             row[f"ms at {context:,}"] = cell and cell.text()
             row[f"rate, {context:,}"] = factor and _times(factor)
-        row["ended with"] = arm.facts.get("raised") or arm.error
+        row["ended with"] = arm.facts.get("raised") or arm.error or ""
         rows.append(row)
-    caption = "rate: time of the arm it repeats / its time; above 1 it is faster."
+    caption = (
+        "ms: median [least, most] of single requests. rate: time of the arm it repeats / its time, 95 % "
+        "interval from single requests; above 1 it is faster. n/a: it ended before it was measured."
+    )
     return _table(rows, title="One more change each", caption=caption, width=150)
 
 
@@ -190,7 +193,7 @@ def picture(record: Record | None = None, context: int | None = None) -> View:
     axes.set_xlim(0, 1.12 * max((c.median for _, c in found), default=1.0))
     axes.set_xlabel("ms a step (plain) or a round (NEXTN), median of single requests", fontsize=8)
     lines = _lines(record, names, context)
-    title = f"Full size, random weights, batch 1, {context:,} tokens of context"
+    title = f"One {record.device.upper()}, full size, random weights, batch 1, {context:,} tokens of context"
     return canvas.picture(figure, title, "\n".join(lines))
 
 

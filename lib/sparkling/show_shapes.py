@@ -32,7 +32,15 @@ def where(record: Record, *, live: bool) -> View:
         {"": "clocks", "what": _clocks(record)},
         {"": "command", "what": record.command},
     ]
-    rows += [{"": "failed", "what": reason} for reason in record.missing]
+    # A remark, made after the run, corrects what the run said of the same part.
+    mended = {remark.split(",")[0] for remark in record.remarks}
+    rows += [
+        {
+            "": "failed, but see the remark" if reason.split(":")[0] in mended else "failed",
+            "what": reason,
+        }
+        for reason in record.missing
+    ]
     rows += [{"": "remark", "what": remark} for remark in record.remarks]
     title = f"Kernels alone on {record.device}"
     if not live:

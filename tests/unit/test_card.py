@@ -28,6 +28,12 @@ have = "Kernels."
 risks = "None."
 undo = "Nothing."
 after = ["40_baseline"]
+
+[appendix_cost]
+title = "Costs"
+have = "Numbers."
+risks = "None."
+undo = "Nothing."
 """
 
 
@@ -109,7 +115,8 @@ def test_the_closing_card_says_what_was_proved_and_what_comes_next(lane):
     assert "50_humming: Humming" in text
     text = card.closing("50_humming", lane).text
     assert "nothing was proved" in text
-    assert "last notebook" in text
+    assert "last notebook" in text and "the appendices" in text
+    assert "last notebook" not in card.closing("appendix_cost", lane).text
     text = card.closing("50_humming", lane, answered=True).text
     assert "a server was started and answered; no switch was proved" in text
     assert "nothing" not in text

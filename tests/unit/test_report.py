@@ -224,6 +224,30 @@ def test_verdicts_come_first(run):
     assert "Not proved here: nextn." in verdicts
 
 
+def test_a_trap_that_the_proof_found_is_no_failure(run):
+    bad = json.loads((run.dir / "40_baseline" / "proof-nextn.json").read_text())
+    bad["stage"] = "nextn-trap"
+    bad["verdicts"][-1]["cause"] = "contributes nothing (SPARKLING_TRAP=tensor-only: no scales)"
+    (run.dir / "40_baseline" / "proof-nextn-trap.json").write_text(json.dumps(bad))
+    page = report.build(run.dir).read_text()
+    assert "found by the proof, as it must be: nextn-trap." in page
+    assert "Not proved here: nextn." in page  # the recording beside it
+
+
+def test_the_machine_s_table_is_no_wall(run):
+    """The server's packages are folded, and what has a section of its own is not repeated raw."""
+    packages = {f"package{i}": "1.0" for i in range(40)}
+    run.update(
+        server_environment={"python": "3.11", "packages": packages},
+        evaluations={"baseline": {"accuracy": {"low": 0.6899611872949993}}},
+    )
+    page = report.build(run.dir).read_text()
+    at = page.index("<summary>All 40 packages of the server's environment</summary>")
+    assert "package39" not in page[:at] and "package39" in page[at:]
+    assert "server_environment.python" in page[:at] and "0.68996" not in page
+    assert "package39" in (run.dir / report.MARKDOWN).read_text()
+
+
 def test_evaluation_and_comparison_have_definition_and_n(run):
     evaluate(run)
     page = report.build(run.dir).read_text()

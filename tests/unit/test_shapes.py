@@ -285,6 +285,8 @@ def test_a_round_is_accounted_for_on_the_same_device_only(tmp_path):
 
 def test_recorded_elsewhere_is_never_shown_as_measured_here(record):
     assert "not on this machine" in str(show_shapes.where(record, live=False))
+    told = str(show_shapes.where(shapes.recorded(), live=False))
+    assert "failed, but see the remark" in told and "\nfailed " not in told
     here = str(show_shapes.where(record, live=True))
     assert "on this machine" in here and "not on this machine" not in here
 

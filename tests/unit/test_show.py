@@ -103,6 +103,15 @@ def test_a_proof_shows_verdict_evidence_and_every_reading():
     assert "?: this place cannot tell." in view.text
 
 
+def test_what_is_not_there_is_explained_under_the_table():
+    bare, whole = (
+        " ".join(show.measured([arm("a", interval(40), **more)]).text.split())
+        for more in ({"deterministic": None}, {"accept_length": interval(2.7)})
+    )
+    assert "n/a: no round was counted" in bare and "where nothing was asked twice" in bare
+    assert "n/a" not in whole
+
+
 def test_wishes_are_shown_as_wishes(root):
     book = recipe.load("ling-3.0-flash", root=root)
     text = show.proof(wanted(book.render("nextn", model="/m"))).text
