@@ -10,6 +10,8 @@ from sparkling.show import View
 
 MAX_BYTES = 60_000
 """A picture's size in a notebook, at most."""
+COLOURS = 128
+"""In a picture, at most: few hues, each with the shades of its edges."""
 
 
 def axes(height: float, *, left: float = 0.08, grid: str = "x") -> tuple[Any, Any]:
@@ -39,10 +41,17 @@ def patch(colour: str, label: str) -> Any:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as PNG; drawn coarser until it fits into MAX_BYTES, or as coarse as can be read."""
-    for dpi in (100, 80, 60, 45):
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    """The figure as PNG; drawn coarser until it fits into MAX_BYTES, or as coarse as can be read.
+
+    With a palette: a third of the bytes, so that a picture full of text need not be coarse.
+    """
+    from PIL import Image  # matplotlib cannot write a PNG without it
+
+    for dpi in (120, 100, 80, 60, 45):
+        drawn, out = io.BytesIO(), io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
+        with Image.open(drawn) as picture:
+            picture.convert("RGB").quantize(COLOURS).save(out, format="PNG", optimize=True)
         if out.tell() <= MAX_BYTES:
             break
     return out.getvalue()

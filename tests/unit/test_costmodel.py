@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -329,6 +330,7 @@ def test_the_pictures_are_small_and_have_words(flash, spark):
     ]
     for view in made:
         assert view.png.startswith(b"\x89PNG") and 5_000 < len(view.png) <= canvas.MAX_BYTES
+        assert struct.unpack(">I", view.png[16:20]) == (960,)  # none had to be drawn coarser
         assert len(str(view)) > 80
     assert "30.8" in str(made[2])
 
