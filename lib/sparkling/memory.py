@@ -122,8 +122,9 @@ class Need:
         return not self.problems
 
     def line(self) -> str:
-        """The sum in one line: "needs 3.5 of 19.2 GiB available (weights 0.0, …)"."""
-        listed = ", ".join(f"{part.name} {part.bytes / GIB:.1f}" for part in self.parts)
+        """The sum in one line: "needs 84.9 of 115.0 GiB available (weights 65.3, …)"."""
+        sizes = [(part.name, part.bytes / GIB) for part in self.parts]
+        listed = ", ".join(f"{n} {f'{x:.1f}' if x >= 0.05 else '< 0.1'}" for n, x in sizes)
         here = f"{self.peak / GIB:.1f} of {self.available / GIB:.1f} GiB available"
         return f"needs {here} ({listed})"
 

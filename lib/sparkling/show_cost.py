@@ -47,7 +47,7 @@ def inventory(inv: Inventory) -> View:
         f"{inv.bytes_total / 2**30:,.2f} GiB; {inv.tensors:,} tensors. MB and GB are 10^6 and 10^9 bytes; "
         "SGLang's log says GB for 2^30."
     )
-    listed = table(inv.rows(), title=f"What {inv.model} consists of", caption=caption)
+    listed = table(_rounded(inv.rows()), title=f"What {inv.model} consists of", caption=caption)
     return View(listed.html, listed.text, None)
 
 
@@ -92,7 +92,9 @@ def step(step_bytes: traffic.StepBytes, *devices: Device) -> View:
         f"{_size(step_bytes.read)} read, {_size(step_bytes.written)} written"
         f"{'; ' + times if times else ''}."
     )
-    return table(step_bytes.rows(), title=f"Bytes of one {step_bytes.what}", caption=caption)
+    return table(
+        _rounded(step_bytes.rows()), title=f"Bytes of one {step_bytes.what}", caption=caption
+    )
 
 
 def steps_picture(inv: Inventory, *, context: int = 0) -> View:
@@ -430,6 +432,19 @@ def _grouped(step_bytes: traffic.StepBytes) -> dict[str, float]:
         name = "state and KV cache" if name in ("KDA state", "KV cache") else name
         sizes[name if name in sizes else "other"] += part.read + part.written
     return sizes
+
+
+def _rounded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with two decimals, counts grouped, and nothing like 8.18e-05."""
+    return [{key: _decimals(value) for key, value in row.items()} for row in rows]
+
+
+def _decimals(value: Any) -> Any:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return "0" if value == 0 else f"{value:,.2f}" if value >= 0.005 else "< 0.01"
+    return value
 
 
 def _size(count: float) -> str:

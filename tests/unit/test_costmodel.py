@@ -356,6 +356,7 @@ def run(capsys, *argv):
 def test_inventory_of_the_full_size_model_without_one(capsys, here):
     code, out, _ = run(capsys, "inventory", "--recipe", "ling-3.0-flash")
     assert code == 0 and "70.42 GB" in out and "LM head" in out
+    assert "61,440" in out and "< 0.01" in out and "e-05" not in out
     code, out, _ = run(capsys, "inventory", "--recipe", "ling-3.0-flash", "--json")
     found = json.loads(out)
     parts = {(c["name"], c["dtype"]): c["bytes"] for c in found["components"]}

@@ -102,6 +102,8 @@ def test_every_stage_fits_a_quiet_spark_and_the_sum_is_the_published_gate(
         assert word in text
     assert json.loads(json.dumps(need.to_json()))["total"] == need.total
     assert need.line().startswith("needs 84.9 of 115.0 GiB available (weights 65.3, KV cache 2.2,")
+    part = dataclasses.replace(need.parts[0], bytes=8_018_744)  # Sparklet's weights are not 0.0 GiB
+    assert "(weights < 0.1)" in dataclasses.replace(need, parts=(part,)).line()
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(flash: recipe.Recipe) -> None:
