@@ -193,7 +193,7 @@ def picture(record: Record | None = None, context: int | None = None) -> View:
     axes.set_xlim(0, 1.12 * max((c.median for _, c in found), default=1.0))
     axes.set_xlabel("ms a step (plain) or a round (NEXTN), median of single requests", fontsize=8)
     lines = _lines(record, names, context)
-    title = f"One {record.device.upper()}, full size, random weights, batch 1, {context:,} tokens of context"
+    title = f"{record.device.upper()}, full size, random weights, batch 1, {context:,} tokens of context"
     return canvas.picture(figure, title, "\n".join(lines))
 
 
