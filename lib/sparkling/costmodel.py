@@ -176,9 +176,9 @@ def predict_head(inv: Inventory, step_s: float, on: Device, *, context: int = 0)
         )
     whole = before.total / after.total
     part = step_s / (step_s - saved)
-    why = (
-        f"{(before.total - after.total) / 1e6:,.3g} MB of {before.total / 1e6:,.4g} MB less a step"
-    )
+    less, of = (before.total - after.total) / 1e6, before.total / 1e6
+    digits = 0 if less >= 10 else 2
+    why = f"{less:,.{digits}f} MB of {of:,.{digits}f} MB less a step"
     return Prediction("fp8-head", on.id, Range(min(whole, part), max(whole, part)), why)
 
 

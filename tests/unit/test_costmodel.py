@@ -150,6 +150,13 @@ def test_the_notebook_s_words_on_the_record_are_its_figures(root):
     assert {round(c) for c in costs} == {8} and "a round costs about eight steps" in text
 
 
+def test_a_head_of_any_size_is_told_in_whole_numbers(flash):
+    spark = devices.device("spark")
+    assert "402 MB of 4,9" in costmodel.predict_head(flash, 0.026, spark, context=1024).why
+    # More than four digits, and no 1.3e+04.
+    assert "402 MB of 13,0" in costmodel.predict_head(flash, 0.5, spark, context=1_000_000).why
+
+
 def test_what_a_record_lacks_is_not_predicted():
     record = fullsize.recorded()
     arms = {
