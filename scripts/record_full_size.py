@@ -853,14 +853,48 @@ def _logs(packed: Path) -> dict[str, str]:
 
 def plan(text: str) -> list[tuple[int, int, int]]:
     """`1024x256x5,32768x128x3`: prompt tokens, output tokens, runs."""
-    return [tuple(int(x) for x in part.split("x")) for part in text.split(",")]  # type: ignore[misc]
+    found = [tuple(int(x) for x in part.split("x")) for part in text.split(",")]
+    if any(len(one) != 3 or min(one) < 1 or one[1] < 2 for one in found):
+        raise ValueError(text)
+    return found  # type: ignore[return-value]
+
+
+def indices(text: str) -> list[int]:
+    """`0,1`: GPUs by their index."""
+    found = [int(x) for x in text.split(",")]
+    if len(found) > 2 or len(set(found)) < len(found) or min(found) < 0:
+        raise ValueError(text)
+    return found
+
+
+def setting(text: str) -> str:
+    """`NAME=VALUE`, as it is."""
+    if not text.partition("=")[0] or "=" not in text:
+        raise ValueError(text)
+    return text
+
+
+def short_form(args: argparse.Namespace, error: Any) -> int:
+    """--compact: the library's short form, written to the file OUT."""
+    source = Path(args.compact[0])
+    try:
+        logs = _logs(source.with_name("logs.tar.gz"))
+        short = compact(json.loads(source.read_text()), args.compact[1], logs)
+        args.out.write_text(json.dumps(short, indent=1) + "\n")
+    except OSError as reason:
+        error(f"{reason.filename} cannot be used: {reason.strerror}")
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, tarfile.TarError):
+        error(f"{source}, or logs.tar.gz beside it, is not what a recording leaves")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--gpus", default="0", help="indices, with commas (0)")
+    parser.add_argument(
+        "--gpus", type=indices, default=[0], help="one index, or two with a comma (0)"
+    )
     parser.add_argument("--arms", default="core", help="core, extra, all or names with commas")
     parser.add_argument("--budget", type=float, default=570, help="seconds for this call (570)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
@@ -870,9 +904,26 @@ def main(argv: list[str] | None = None) -> int:
         metavar=("FULL_JSON", "CONDITIONS"),
         help="measure nothing: write the library's short form of a full.json to the file OUT",
     )
-    parser.add_argument("--state", type=Path, default=Path("/var/tmp/full"), help="what survives")
-    parser.add_argument("--plan", type=plan, default=plan("1024x256x5,32768x128x3"))
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=Path("/var/tmp/full"),
+        help="where finished arms and caches are kept between calls (/var/tmp/full)",
+    )
+    parser.add_argument(
+        "--plan",
+        type=plan,
+        default=plan("1024x256x5,32768x128x3"),
+        help="prompt tokens x output tokens x requests, with commas (1024x256x5,32768x128x3)",
+    )
+    parser.add_argument(
+        "--set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of every server's environment; can be given again",
+    )
     parser.add_argument("--first-s", type=float, default=450, help="the first start's limit (450)")
     parser.add_argument(
         "--arm-s",
@@ -881,27 +932,29 @@ def main(argv: list[str] | None = None) -> int:
         help="least time left to begin an arm; a later start may take twice as long (100)",
     )
     parser.add_argument("--again", action="store_true", help="measure failed arms again")
-    parser.add_argument("--python", type=Path, default=Path(sys.executable))
-    parser.add_argument("--port", type=int, default=31000)
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="what the servers run with"
+    )
+    parser.add_argument("--port", type=int, default=31000, help="the first server's (31000)")
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--vocabulary", type=int, default=157184, help=argparse.SUPPRESS)
     parser.add_argument("--cpu", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.compact:
-        source = Path(args.compact[0])
-        logs = _logs(source.with_name("logs.tar.gz"))
-        short = compact(json.loads(source.read_text()), args.compact[1], logs)
-        args.out.write_text(json.dumps(short, indent=1) + "\n")
-        return 0
+        return short_form(args, parser.error)
     args.until, args.stopping = time.time() + args.budget, threading.Event()
-    for part in ("arms", "partial", "work", "cache"):
-        (args.state / part).mkdir(parents=True, exist_ok=True)
+    try:
+        for part in ("arms", "partial", "work", "cache"):
+            (args.state / part).mkdir(parents=True, exist_ok=True)
+        args.out.mkdir(parents=True, exist_ok=True)  # before time is spent on what goes there
+    except OSError as reason:
+        parser.error(f"{reason.filename} cannot be written: {reason.strerror}")
     leftovers(args.state)
     groups = {"core": CORE, "extra": EXTRA, "all": CORE + EXTRA}
     wanted = groups.get(args.arms) or args.arms.split(",")
     if unknown := [name for name in wanted if name not in arms()]:
         parser.error(f"no such arm: {', '.join(unknown)}; known: {', '.join(arms())}")
-    gpus = [int(x) for x in args.gpus.split(",")]
+    gpus = args.gpus
     if wanted == ["swap"] and len(gpus) == 1:
         parser.error("swap compares two GPUs: name two with --gpus.")
     if len(gpus) == 1:  # it would never be done

@@ -237,6 +237,34 @@ def test_an_unknown_arm_is_named(calls):
     assert wrong.returncode == 2 and "no such arm: humming" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--gpus", "x"], "argument --gpus: invalid indices value: 'x'"),
+        (["--gpus", "0,0"], "argument --gpus: invalid indices value: '0,0'"),
+        (["--gpus", ","], "argument --gpus"),
+        (["--set", "foo"], "argument --set: invalid setting value: 'foo'"),
+        (["--plan", "1024x256"], "argument --plan: invalid plan value"),
+        (["--plan", "1024x1x3"], "argument --plan: invalid plan value"),
+        (["--out", "FILE/full"], "cannot be written: Not a directory"),
+        (["--compact", "none.json", "x"], "none.json cannot be used: No such file"),
+        (["--compact", "FILE", "x"], "is not what a recording leaves"),
+        (["--compact", "LIST", "x"], "is not what a recording leaves"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(script, tmp_path, capsys, given, words):
+    for name, text in (("FILE", "no JSON"), ("LIST", "[]")):
+        (tmp_path / name).write_text(text)
+    given = [
+        x.replace("FILE", f"{tmp_path}/FILE").replace("LIST", f"{tmp_path}/LIST") for x in given
+    ]
+    rest = ["--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]
+    with pytest.raises(SystemExit) as end:
+        script.main([*rest, *given])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 2 and words in said, said
+
+
 def test_the_librarys_record_is_this_short_form_of_the_whole_one(script):
     """tests/data/h200/full-size.json is what the GPU machine sent back, its logs read again."""
     raw = json.loads((ROOT / "tests" / "data" / "h200" / "full-size.json").read_text())
