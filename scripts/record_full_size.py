@@ -769,8 +769,11 @@ def compact(made: dict[str, Any], conditions: str, logs: dict[str, str]) -> dict
     }
 
 
-DEVICES = {"H200": "h200", "GB10": "spark"}
-"""The library's name of a device (facts/devices.toml) by a word of the GPU's."""
+KNOWN = ROOT / "lib" / "sparkling" / "facts" / "devices.toml"
+DEVICES = {
+    word: id_ for id_, one in tomllib.loads(KNOWN.read_text()).items() for word in one["match"]
+}
+"""The library's name of a device by a word of the GPU's."""
 
 
 def _device(arm: dict[str, Any]) -> str | None:
@@ -954,15 +957,14 @@ def main(argv: list[str] | None = None) -> int:
     wanted = groups.get(args.arms) or args.arms.split(",")
     if unknown := [name for name in wanted if name not in arms()]:
         parser.error(f"no such arm: {', '.join(unknown)}; known: {', '.join(arms())}")
-    gpus = args.gpus
-    if wanted == ["swap"] and len(gpus) == 1:
+    queued = queues(args.gpus, wanted)
+    wanted = [name for name in wanted if any(name in names for names in queued.values())]
+    if not wanted:
         parser.error("swap compares two GPUs: name two with --gpus.")
-    if len(gpus) == 1:  # it would never be done
-        wanted = [name for name in wanted if name != "swap"]
     for path in (args.state / "arms").glob("*.json") if args.again else ():
         if not json.loads(path.read_text())["complete"]:
             path.unlink()
-    lanes = [Lane(args, g, w) for g, w in queues(gpus, wanted).items()]
+    lanes = [Lane(args, g, w) for g, w in queued.items()]
     signal.signal(signal.SIGTERM, lambda *_: args.stopping.set())
     threads = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
     try:

@@ -150,7 +150,7 @@ def _of_url(
     """A server that somebody else started: evaluated as it is, and nothing about it is proved."""
     import os
 
-    from sparkling import cli, evaluate, evaluation, lane, show, store
+    from sparkling import cli, evaluate, evaluation, lane, store
     from sparkling.client import Client
 
     arm = args.arm or "served"
@@ -172,18 +172,9 @@ def _of_url(
         if args.retry_errors:
             again = evaluate.retry_errors(out)
             cli._say(f"{arm}: {again} failed questions will be asked again")
-        with show.Live(f"Evaluating {arm}") as live:
-            tally = evaluate.evaluate(
-                client,
-                task,
-                settings,
-                arm=arm,
-                out=out,
-                facts=facts,
-                progress=lambda sums, _row: live.update(note=sums.line()),
-                **options,
-            )
-            live.end(tally.line())
+        tally = evaluation.watched(
+            f"Evaluating {arm}", client, task, settings, arm=arm, out=out, facts=facts, **options
+        )
     run.update({"evaluations": {arm: {"task": task.name, **tally.to_json()}}})
     run.finish("done")
     return [tally]

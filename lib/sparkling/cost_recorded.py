@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 from sparkling import fullsize
@@ -49,6 +50,4 @@ def predictions(record: fullsize.Record | None = None) -> list[Prediction]:
 def _with(one: Prediction, gain: Interval, where: str) -> Prediction:
     """The prediction with a recorded gain and its 95 % interval (single requests)."""
     source = f"{where}, n={gain.n} requests an arm, 95 %"
-    return Prediction(
-        one.switch, one.device, one.gain, one.why, gain.value, gain.low, gain.high, source
-    )
+    return replace(one, measured=gain.value, low=gain.low, high=gain.high, source=source)

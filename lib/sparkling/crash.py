@@ -91,15 +91,13 @@ RULES: tuple[_Rule, ...] = (
     ),
     _rule(
         "draft-head",
-        r"The NEXTN draft's lm_head is not the target's: (.+?), so its drafts .*unset SPARKLING_TRAP",
+        r"The NEXTN draft's lm_head is not the target's: (.+?), so its drafts(?:.*(unset SPARKLING_TRAP))?",
         r"the NEXTN draft does not use the target's LM head (\1)",
-        "unset SPARKLING_TRAP, which does this on purpose",
-    ),
-    _rule(
-        "draft-head",
-        r"The NEXTN draft's lm_head is not the target's: (.+?), so its drafts",
-        r"the NEXTN draft does not use the target's LM head (\1)",
-        "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN",
+        lambda match: (
+            f"{match[2]}, which does this on purpose"
+            if match[2]
+            else "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN"
+        ),
     ),
     _rule(
         "plugin-version",

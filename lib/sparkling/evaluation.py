@@ -98,6 +98,20 @@ def facts_of(launch: Any) -> dict[str, Any]:
     }
 
 
+def watched(title: str, server: Any, task: Any, settings: Any, **options: Any) -> Tally:
+    """`evaluate.evaluate` under a live line `title` that shows the sums; raises what it raises."""
+    with show.Live(title) as live:
+        tally = evaluate.evaluate(
+            server,
+            task,
+            settings,
+            progress=lambda sums, _row: live.update(note=sums.line()),
+            **options,
+        )
+        live.end(tally.line())
+    return tally
+
+
 def of_session(
     session: Any,
     server: Any,
@@ -113,19 +127,17 @@ def of_session(
     proof afterwards fails: then the rows are those of an arm that changed, and the message says so.
     """
     arm = str(session.arm or session.stage)
-    with show.Live(f"Evaluating {arm} on {task.title}") as live:
-        tally = evaluate.evaluate(
-            server,
-            task,
-            settings,
-            arm=arm,
-            out=rows_of(session.run, arm, task),
-            facts=facts_of(server.launch),
-            limit=limit,
-            progress=lambda sums, _row: live.update(note=sums.line()),
-            **options,
-        )
-        live.end(tally.line())
+    tally = watched(
+        f"Evaluating {arm} on {task.title}",
+        server,
+        task,
+        settings,
+        arm=arm,
+        out=rows_of(session.run, arm, task),
+        facts=facts_of(server.launch),
+        limit=limit,
+        **options,
+    )
     after = proof.prove(server)
     after.stage = arm
     session.run.save(f"proof-{arm}-after", after)

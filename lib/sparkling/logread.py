@@ -77,15 +77,13 @@ def read(text: str) -> Reading:
         if "server_args=" in one and isinstance(log.parse_line(one), log.ServerArgs)
     ]
     mine = lines[begins[-1] :] if begins else lines
-    # What a start says before its arguments (the trap's banner, a refused flag) is its own, too.
-    before = (
-        lines[begins[-2] : begins[-1]] if len(begins) > 1 else lines[: begins[-1]] if begins else []
-    )
     events = list(log.parse(mine))
     found = diagnose(mine)
     if not events and found is None:
         raise UsageError("No line of it is known as one of an SGLang server.")
-    facts = tuple((what, mask_text(said)) for what, said in _facts(events, [*before, *mine]))
+    facts = tuple(
+        (what, mask_text(said)) for what, said in _facts(events, lines if len(begins) < 2 else mine)
+    )
     return Reading(facts, max(1, len(begins)), found and _masked(found))
 
 
@@ -96,6 +94,8 @@ def _masked(one: Diagnosis) -> Diagnosis:
 
 
 def _facts(events: Sequence[log.Event], lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """What to tell. The trap's banner stands in `lines`: before a start's arguments (where a log that
+    holds one start has no other's) and again when the model was loaded."""
     if any("SPARKLING_TRAP" in one and "BROKEN ON PURPOSE" in one for one in lines):
         yield "trap", "SPARKLING_TRAP is set: this server is broken on purpose"
     if given := _last(events, log.ServerArgs):

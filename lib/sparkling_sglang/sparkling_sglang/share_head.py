@@ -10,11 +10,9 @@ length tells, 1.00. Hence the handover, and a check that stops the server instea
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
-from sparkling_sglang import status
-from sparkling_sglang.switches import TRAP
+from sparkling_sglang import status, switches
 
 if TYPE_CHECKING:
     from sparkling_sglang.patches import Patches
@@ -79,8 +77,8 @@ def _check(strict: bool, worker: Any) -> None:
     if problem is None:
         logger.info("The NEXTN draft uses the target's lm_head (%s).", dtype)
         return
-    if os.environ.get(TRAP, "").strip():
-        remedy = f"unset {TRAP}, which does this on purpose."
+    if switches.read().trap:
+        remedy = f"unset {switches.TRAP}, which does this on purpose."
     else:
         remedy = "leave SPARKLING_SHARE_HEAD unset or at 1, or start without NEXTN."
     sentence = (
