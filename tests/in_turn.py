@@ -135,11 +135,13 @@ class InTurn(LoadScopeScheduling):
             return
         alone = self.nodes == [node]
         if self.held is not None:
-            if alone and self.held[0] is node:
-                node.send_runtest_some(self.held[1])
-                self.held = None
-            else:
+            if self.held[0] is not node:
+                node.shutdown()  # it came late, for one that died, and the other waits until it is gone
                 return
+            if not alone:
+                return
+            node.send_runtest_some(self.held[1])
+            self.held = None
         waiting = self._pending_of(self.assigned_work[node])
         scope = self._next(node)
         if scope is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 
 import pytest
 
@@ -118,12 +120,43 @@ def test_failures_are_told_and_a_worker_that_dies_costs_one_test(run, where):
     assert len(notes) == sum(FILES.values()) == len({(name, n) for name, n, *_ in notes})
 
 
-def test_what_is_named_exists(root):
-    sys.path.insert(0, str(root / "tests"))
-    try:
-        import in_turn
-    finally:
-        sys.path.remove(str(root / "tests"))
+@pytest.fixture
+def in_turn(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "tests"))
+    return importlib.import_module("in_turn")
+
+
+class Worker:
+    """What the scheduler knows of one."""
+
+    def __init__(self) -> None:
+        self.shutting_down, self.sent = False, []
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    def send_runtest_some(self, indexes: list[int]) -> None:
+        self.sent.append(indexes)
+
+
+def test_a_worker_that_comes_late_does_not_keep_the_last_one_waiting(in_turn):
+    """Another holds the lonely tests back until it is alone, and this one replaces one that died."""
+    names = [f"tests/unit/test_client_rate.py::test_it[{n}]" for n in range(2)]
+    last, late = Worker(), Worker()
+    turns = in_turn.InTurn.__new__(in_turn.InTurn)
+    turns.collection, turns.workqueue = names, OrderedDict()
+    turns.registered_collections = {last: names, late: names}
+    turns.assigned_work = OrderedDict(
+        {last: {"tests/unit/test_client_rate.py": dict.fromkeys(names, False)}, late: {}}
+    )
+    turns.held = last, [1]
+    turns.schedule()
+    assert late.shutting_down and not late.sent and not last.sent and not last.shutting_down
+    assert turns.remove_node(late) is None
+    assert last.sent == [[1]] and last.shutting_down and turns.held is None
+
+
+def test_what_is_named_exists(root, in_turn):
     named = (*in_turn.HEAVY, *in_turn.ALONE, *in_turn.LONG)
     assert [name for name in named if not (root / name).is_file()] == []
     assert [in_turn.kind(name) for name in in_turn.HEAVY] == ["heavy"] * len(in_turn.HEAVY)
